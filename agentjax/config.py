@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import os
 import types
 import typing
@@ -126,6 +127,18 @@ class Config:
       check(_within_reach(value), where, value, "finite numbers, whole ones of 64 bits")
       for inner, name in _configs_in(value, where):
         inner.validate(name)
+
+  def requirements(self, path: str) -> Callable[[bool, str, str], None]:
+    """The function ``require(condition, field, allowed)``, for ``validate``.
+
+    It raises ConfigError about a field unless the condition holds. ``field`` is the field's name,
+    or a dotted name where it belongs to a part of these settings; ``path`` is as in ``validate``.
+    """
+
+    def require(condition: bool, field: str, allowed: str) -> None:
+      check(condition, f"{path}.{field}", operator.attrgetter(field)(self), allowed)
+
+    return require
 
   def make_paths_absolute(self) -> None:
     """Every relative ``FilePath`` becomes absolute, from the working directory; not once frozen."""

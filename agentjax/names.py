@@ -235,9 +235,15 @@ class Adopted(Choice):
 
   Attributes:
     name: ``module:attribute`` that names it.
+    found: the thing. It is its own ``build``, where settings have one.
   """
 
   name: str = ""
+  found: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+  def build(self, *args: Any, **kwargs: Any) -> Any:
+    del args, kwargs
+    return self.found
 
   @property
   def chosen(self) -> str:

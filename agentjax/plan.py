@@ -81,7 +81,7 @@ def run(argv: list[str]) -> None:
     getattr(experiment, name).validate(f"config.{name}")
   check_model_features(experiment, experiment.model)
   own = experiment.likelihood
-  check(own is None, "config.likelihood", own, "None: plans are of updates from left to right")
+  check(own.in_order, "config.likelihood", own.chosen, "from left to right: others are not planned")
   experiment.freeze()
   topology, chip = parse_topology(_TOPOLOGY.value)
   devices = describe_devices(topology)

@@ -5,7 +5,10 @@ r"""Decoding speed of the engine: tokens a second, and CPU seconds.
 The dense model has 4.46M parameters (4 layers, d=256, ffn 1024, 4 query and 2 key/value heads of
 64, vocabulary 1024): 16 prompts of 64 tokens, 128 tokens each. The hybrid and the mixture are of
 the size that the quickstart trains. `agentic` runs 16 episodes of 3 turns of 32 tokens with 16
-observed tokens between them, through the asyncio engine. CPU seconds count all threads.
+observed tokens between them, through the asyncio engine. `queue` runs 48 calls of 8 to 128 tokens,
+so that newcomers take slots in the middle of others. CPU seconds count all threads. "idle" is the
+share of the time in which the device waits for the host, and "ahead" the share of the chunks that
+were dispatched before the last one was read: by what pays, or with --ahead always or never.
 
 With `--speculation` one prompt alone, and 16, with and without drafts of 3 and 7 tokens, by n-grams
 and by prediction heads of one depth ("*-"). "repeats" is a greedy policy whose blocks add nothing,
@@ -38,6 +41,7 @@ from agentjax.engine import (
   address_key,
   compile_schema,
 )
+from agentjax.engine.pace import Pace
 from agentjax.text.tokenizer import ByteTokenizer
 
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed runs of each workload.")
@@ -45,6 +49,9 @@ _LANES = flags.DEFINE_multi_integer("lanes", [1, 2], "Lanes to try.")
 _CHUNK = flags.DEFINE_integer("chunk_tokens", 16, "Tokens a decode dispatch.")
 _MODELS = flags.DEFINE_multi_enum(
   "model", ["dense", "hybrid", "mixture"], ["dense", "hybrid", "mixture"], "Models to run."
+)
+_AHEAD = flags.DEFINE_enum(
+  "ahead", "paced", ["paced", "always", "never"], "Which chunks to dispatch ahead."
 )
 _SPECULATION = flags.DEFINE_bool("speculation", False, "Measure drafts in the place of lanes.")
 _GRAMMAR = flags.DEFINE_bool("grammar", False, "Measure grammars in the place of lanes.")
@@ -114,6 +121,19 @@ async def _agentic(engine: Engine, prompts: np.ndarray) -> int:
   return sum(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
 
 
+async def _queue(engine: Engine, prompts: np.ndarray) -> int:
+  """Calls of different lengths that wait for slots; returns sampled tokens."""
+
+  async def one(i: int) -> int:
+    context = await engine.open_ids(prompts[i % len(prompts)])
+    length = int(np.random.default_rng(i).integers(8, _TOKENS + 1))
+    sample = await context.generate(SampleRequest(address_key(0, i), length))
+    context.close()
+    return len(sample.token_ids)
+
+  return sum(await asyncio.gather(*(one(i) for i in range(3 * len(prompts)))))
+
+
 def _engine(config: models.ModelConfig, *, slots: int = _BATCH, **settings: Any) -> Engine:
   sizes = EngineConfig(
     slots=slots,
@@ -135,18 +155,24 @@ def _measure(name: str, lanes: int) -> None:
   prompts = np.random.default_rng(0).integers(0, config.vocab_size, (_BATCH, _PROMPT))
   size = models.count(models.param_specs(config)) / 1e6
   print(f"{name} {config.pattern}, {size:.2f}M parameters, {lanes} lanes, compile {compiled:.1f} s")
-  for workload in (_single_turn, _agentic):
+  for workload in (_single_turn, _agentic, _queue):
     seconds, cpu, tokens = [], [], 0
+    before = dataclasses.replace(engine.stats)
     for _ in range(_REPEATS.value):
       start, start_cpu = time.perf_counter(), time.process_time()
       tokens = asyncio.run(workload(engine, prompts))
       seconds.append(time.perf_counter() - start)
       cpu.append(time.process_time() - start_cpu)
-    median = statistics.median(seconds)
+    median, now = statistics.median(seconds), engine.stats
+    chunks = now.decode_dispatches - before.decode_dispatches
+    idle = now.idle_seconds - before.idle_seconds
+    busy = now.device_seconds - before.device_seconds
     print(
       f"  {workload.__name__[1:]:12s} {tokens} tokens: median {median:.3f} s "
       f"({tokens / median:.0f} tokens/s), best {min(seconds):.3f} s "
-      f"({tokens / min(seconds):.0f} tokens/s), CPU {statistics.median(cpu):.2f} s"
+      f"({tokens / min(seconds):.0f} tokens/s), CPU {statistics.median(cpu):.2f} s, "
+      f"idle {idle / (idle + busy):.1%}, {1e3 * idle / chunks:.2f} ms a chunk, "
+      f"ahead {(now.ahead_dispatches - before.ahead_dispatches) / chunks:.0%} of {chunks}"
     )
   engine.close()
 
@@ -221,6 +247,8 @@ def _measure_grammars(name: str) -> None:
 
 def main(argv: list[str]) -> None:
   del argv
+  if _AHEAD.value != "paced":
+    setattr(Pace, "ahead", _AHEAD.value == "always")  # noqa: B010
   for name in _MODELS.value:
     if _SPECULATION.value:
       for slots in (1, _BATCH):

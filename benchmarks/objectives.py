@@ -40,11 +40,11 @@ from absl import app, flags
 from agentjax.models import ModelConfig, forward
 from agentjax.models.heads import TokenScores, compute_logits
 from agentjax.objectives import policy_objective, prepare, preset
-from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.sharding import MeshConfig, make_mesh, split_rows
 from agentjax.training import OptimizerConfig, update
 from agentjax.training.optimizer import build_optimizer
-from agentjax.training.state import abstract_state, init_state, network_specs, state_shardings
-from agentjax.training.update import UpdateBatch, UpdateSettings, make_update, split_rows
+from agentjax.training.state import StateSpec, network_specs
+from agentjax.training.update import UpdateBatch, UpdateSettings, make_update
 from agentjax.trajectory.packing import PackedSequence, pack
 
 PARTS = ("memory", "time", "losses")
@@ -173,13 +173,8 @@ class Updates:
     self.config, self.rows = policy(sizes), rows
     specs = network_specs(self.config, critic=False)
     self.optimizer = build_optimizer(OptimizerConfig(), 1000, specs)
-    self.placed = state_shardings(
-      self.config,
-      self.optimizer,
-      make_mesh(MeshConfig(), jax.devices()[:1]),
-      critic=False,
-      reference=False,
-    )
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    self.spec = StateSpec(self.config, self.optimizer, mesh)
     batch = packed(sizes, rows, length)
     prepared, _ = prepare(batch, preset("dapo"))
     whole = UpdateBatch(batch.token_ids, batch.positions, prepared)
@@ -192,15 +187,14 @@ class Updates:
       self.optimizer,
       policy_objective(preset("dapo")),
       UpdateSettings(),
-      self.placed,
+      self.spec.placed,
     )
-    state = abstract_state(self.config, self.optimizer, self.placed)
     score = update.score_tokens if side == "fused" else naive_scores
     with mock.patch.object(update, "score_tokens", score):
-      return made.lower(state, self.batch, self.count, None).compile()
+      return made.lower(self.spec.abstract(), self.batch, self.count, None).compile()
 
   def state(self) -> Any:
-    return init_state(self.config, self.optimizer, jax.random.key(0), self.placed)
+    return self.spec.create(jax.random.key(0))
 
 
 def run_memory(sizes: Sizes) -> None:

@@ -25,24 +25,22 @@ from agentjax.models import LoraConfig, ModelConfig, Params
 from agentjax.models.spec import count, init_params
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import prepare
-from agentjax.sharding import make_mesh
+from agentjax.sharding import make_mesh, split_rows
 from agentjax.training import load_experiment
 from agentjax.training import update as update_module
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.state import (
+  StateSpec,
   Weights,
   full_policy,
-  init_state,
   merged_policy,
   network_specs,
-  state_shardings,
 )
 from agentjax.training.update import (
   UpdateBatch,
   UpdateSettings,
   make_score,
   make_update,
-  split_rows,
   used_micro_batches,
 )
 from agentjax.trajectory.packing import PackedSequence, pack
@@ -100,10 +98,10 @@ def _update(name: str, experiment, lora, micro, used: int, tokens: int):
     experiment.rl.optimizer, 1000, network_specs(config, critic=False, lora=lora)
   )
   mesh = make_mesh(experiment.mesh)
-  placed = state_shardings(config, optimizer, mesh, critic=False, reference=False, lora=lora)
-  state = init_state(config, optimizer, jax.random.key(0), placed, lora=lora)
+  spec = StateSpec(config, optimizer, mesh, lora=lora)
+  state = spec.create(jax.random.key(0))
   objective = policy_objective(experiment.rl.objective)
-  update = make_update(config, optimizer, objective, UpdateSettings(lora=lora), placed)
+  update = make_update(config, optimizer, objective, UpdateSettings(lora=lora), spec.placed)
   memory = update.lower(state, micro, used).compile().memory_analysis()
   held = [state]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import jax
 
 T = TypeVar("T")
+
+# Kind of a Pallas kernel to the platforms it is compiled for.
+NATIVE: Mapping[str, tuple[str, ...]] = {"tpu": ("tpu",), "gpu": ("cuda", "rocm")}
 
 
 def choose(kernel: str, name: str | None, available: Mapping[str, T], *, default: str) -> T:
@@ -27,15 +30,12 @@ def check_shape(kernel: str, name: str, value: jax.Array | None, expected: tuple
     raise ValueError(f"{kernel}: {name} must have shape {expected}, got {value.shape}.")
 
 
-def on_platform(
-  platform: Literal["tpu", "gpu"], call: Callable[[bool], Callable[..., T]], *args: jax.Array
-) -> T:
-  """``call(interpret)(*args)``: compiled on its platform, interpreted on CPU.
+def on_platform(kind: str, call: Callable[[bool], Callable[..., T]], *args: jax.Array) -> T:
+  """``call(interpret)(*args)``: compiled on the platforms of ``NATIVE``, interpreted on CPU.
 
   The platform is the one the program is lowered for, not the one it is traced on, so a program
   compiled ahead of time for a TPU on a CPU has the kernel. Any other platform is an error of
   ``jax.lax.platform_dependent``.
   """
-  native = {"tpu": ("tpu",), "gpu": ("cuda", "rocm")}[platform]
-  branches = {name: call(False) for name in native}
+  branches = {name: call(False) for name in NATIVE[kind]}
   return jax.lax.platform_dependent(*args, cpu=call(True), **branches)

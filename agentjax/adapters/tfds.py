@@ -39,16 +39,12 @@ class TfdsConfig(TaskSource):
 
   def validate(self, path: str = "config.data.source") -> None:
     super().validate(path)
+    require = self.requirements(path)
     for field in dataclasses.fields(self):
       if field.name != "name":
         value = getattr(self, field.name)
         check(bool(value), f"{path}.{field.name}", value, "a name")
-    check(
-      self.train_split != self.test_split,
-      f"{path}.test_split",
-      self.test_split,
-      "another split than train_split",
-    )
+    require(self.train_split != self.test_split, "test_split", "another split than train_split")
 
   def check_data(self, data: DataConfig, path: str) -> None:
     super().check_data(data, path)

@@ -41,20 +41,15 @@ class JsonlConfig(TaskSource):
 
   def validate(self, path: str = "config.data.source") -> None:
     super().validate(path)
+    require = self.requirements(path)
     for field in ("name", "train_file", "question_field"):
-      check(bool(getattr(self, field)), f"{path}.{field}", getattr(self, field), "a name")
-    check(
+      require(bool(getattr(self, field)), field, "a name")
+    require(
       not (self.response_field and self.messages_field),
-      f"{path}.response_field",
-      self.response_field,
+      "response_field",
       f"'' with {path}.messages_field={self.messages_field!r}, whose conversation has it",
     )
-    check(
-      self.train_file != self.test_file,
-      f"{path}.test_file",
-      self.test_file,
-      "another file than train_file",
-    )
+    require(self.train_file != self.test_file, "test_file", "another file than train_file")
 
   def load(self, data: DataConfig) -> TaskSplits:
     assert data.path is not None
@@ -95,6 +90,7 @@ class MixtureConfig(TaskSource):
 
   def validate(self, path: str = "config.data.source") -> None:
     super().validate(path)
+    require = self.requirements(path)
     names = tuple(source.chosen for source in self.sources)
     check(
       len(names) >= 2 and len(set(names)) == len(names),
@@ -108,10 +104,9 @@ class MixtureConfig(TaskSource):
       names,
       "at most one that reads files, since there is one config.data.path",
     )
-    check(
+    require(
       len(self.weights) in (0, len(self.sources)) and all(w > 0 for w in self.weights),
-      f"{path}.weights",
-      self.weights,
+      "weights",
       f"{len(self.sources)} positive numbers, or ()",
     )
 

@@ -77,8 +77,6 @@ class TaskSource(Choice):
 class OwnSource(Adopted, TaskSource):
   """Tasks of your own: a TaskSplits, or a function that makes one."""
 
-  found: Any = dataclasses.field(default=None, compare=False, repr=False)
-
   def check_data(self, data: DataConfig, path: str) -> None:
     pass
 

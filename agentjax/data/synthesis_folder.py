@@ -11,7 +11,7 @@ import json
 import os
 import pathlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from agentjax.config import ConfigError, differing_fields
 from agentjax.data.errors import DataError
@@ -22,7 +22,15 @@ from agentjax.trajectory.record import Message
 SETTINGS = "settings.json"
 GIVEN_UP = "given_up.jsonl"
 
-T = TypeVar("T")
+
+class Numbered(Protocol):
+  """What a row is made for."""
+
+  @property
+  def id(self) -> int: ...
+
+
+T = TypeVar("T", bound=Numbered)
 Row = dict[str, Any]
 Report = Callable[[str, int, int], None]  # what is being made, how much is there, of how much
 
@@ -116,15 +124,36 @@ class RowFile:
       self.rows = {i: self.rows[i] for i in sorted(self.rows)}
 
 
-async def for_each(
-  items: Iterable[T], work: Callable[[T], Awaitable[None]], *, concurrency: int
+async def fill(
+  files: Sequence[RowFile],
+  items: Iterable[T],
+  work: Callable[[T], Awaitable[None]],
+  *,
+  what: str,
+  report: Report,
+  concurrency: int,
 ) -> None:
-  """``work(item)`` for every item, at most this many at once; the first error ends them all."""
-  rest = iter(items)
+  """``work(item)`` for every item of which no file has a row; then all rows are sorted by id.
+
+  Args:
+    files: that ``work`` appends to.
+    items: with ids of their own.
+    work: makes a row; the first error ends them all.
+    what: is being made, for ``report``.
+    report: told as it begins, and after each item.
+    concurrency: items at once.
+  """
+  settled = {i for file in files for i in file.rows}
+  rest = [item for item in items if item.id not in settled]
+  left, done, total = iter(rest), len(settled), len(settled) + len(rest)
+  report(what, done, total)
 
   async def worker() -> None:
-    for item in rest:
+    nonlocal done
+    for item in left:
       await work(item)
+      done += 1
+      report(what, done, total)
 
   workers = [asyncio.ensure_future(worker()) for _ in range(concurrency)]
   try:
@@ -133,6 +162,8 @@ async def for_each(
     for one in workers:
       one.cancel()
     await asyncio.gather(*workers, return_exceptions=True)
+  for file in files:
+    file.sort()
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, str]]:

@@ -53,7 +53,8 @@ class EngineConfig(Config):
       longest unused pages move to the host; then contexts without a call, and those of the lowest
       priority, are parked.
     chunk_tokens: most tokens that a decode dispatch draws for an active slot. A context that stops
-      early waits for the end of its chunk, so this trades host work against latency.
+      early waits for the end of its chunk, and of the next one if that was dispatched ahead
+      (``engine.pace``), so this trades host work against latency.
     extend_buckets: sizes of an extension in tokens, rising. A run of ids is right-padded to the
       smallest bucket that holds it; a longer run is cut into pieces of the largest.
     extend_rows: contexts one dispatch of each bucket extends.
@@ -64,6 +65,9 @@ class EngineConfig(Config):
       buckets count whole, and one dispatch is always made. The rest of a long prompt waits for the
       next gap, so that it does not stall other contexts.
     block_tokens: tokens of a page of keys and values, which contexts may share.
+    cache_dtype: keys, values and latents in 8 bits a number, with a float32 scale for each token
+      and key head: "int8", or "fp8" (float8_e4m3fn). None is the model's compute dtype. Log-probs
+      then differ more from the trainer's, see ``mismatch/max``.
     device_store_mb, host_store_mb: MB (2^20 bytes) for contexts without a slot (parked ones, forks,
       prompts, known prefixes): their recurrent states, and the pages that do not fit in
       ``cache_tokens``. The longest unused ones move from the device to the host. When all slots are
@@ -107,6 +111,7 @@ class EngineConfig(Config):
   host_turns: NonNegativeInt = 16
   prefill_tokens: PositiveInt = 1024
   block_tokens: PositiveInt = 64
+  cache_dtype: Literal["int8", "fp8"] | None = None
   device_store_mb: NonNegativeInt = 1024
   host_store_mb: NonNegativeInt = 4096
   prefix_reuse: Literal["none", "prompts", "turns"] = "prompts"
@@ -122,41 +127,33 @@ class EngineConfig(Config):
 
   def validate(self, path: str = "engine") -> None:
     super().validate(path)
-    check(
-      self.slots % self.lanes == 0,
-      f"{path}.lanes",
-      self.lanes,
-      f"a divisor of {path}.slots={self.slots}",
-    )
+    require = self.requirements(path)
+    require(self.slots % self.lanes == 0, "lanes", f"a divisor of {path}.slots={self.slots}")
     for axis in MESH_AXES:
       size, split = getattr(self.mesh, axis), axis in ("data", "expert", "tensor")
       allowed = "a number of devices, at least 1" if split else "1: nothing is split over it here"
       check(size >= 1 if split else size == 1, f"{path}.mesh.{axis}", size, allowed)
     ways = self.mesh.data * self.mesh.expert
-    check(
+    require(
       self.slots // self.lanes % ways == 0,
-      f"{path}.slots",
-      self.slots,
+      "slots",
       f"a multiple of lanes * mesh.data * mesh.expert = {self.lanes * ways}",
     )
     least = self.block_tokens * self.lanes * ways
-    check(
+    require(
       self.cache_tokens == 0 or self.cache_tokens >= least,
-      f"{path}.cache_tokens",
-      self.cache_tokens,
+      "cache_tokens",
       f"0, or at least a page of {path}.block_tokens={self.block_tokens} tokens for each of the "
       f"lanes * mesh.data * mesh.expert = {self.lanes * ways} parts",
     )
     buckets = self.extend_buckets
-    check(
+    require(
       bool(buckets) and buckets[0] >= 1 and list(buckets) == sorted(set(buckets)),
-      f"{path}.extend_buckets",
-      buckets,
+      "extend_buckets",
       "one or more rising positive integers",
     )
-    check(
+    require(
       len(self.extend_rows) == len(buckets) and min(self.extend_rows) >= 1,
-      f"{path}.extend_rows",
-      self.extend_rows,
+      "extend_rows",
       f"one positive integer for each of {path}.extend_buckets={buckets}",
     )

@@ -28,6 +28,8 @@ class DeviceState:
 
   cache: Cache
   logits: Array  # float32 [slots, vocab], of each slot's next token
+  stopped: Array  # bool [slots], the last dispatch ended in a stop id there
+  grammar_state: Array | None = None  # int32 [slots], state in its grammar, if there are any
   history: Array | None = None  # int32 [slots, max_length], ids held, if drafts are made of them
   mtp_cache: models.MtpCache | None = None  # of prediction heads, if these make the drafts
 
@@ -86,15 +88,15 @@ class Decoding:
       step, live = carry[0], carry[1]
       return (step < size) & jnp.any(live)
 
-    state = None if self._masks is None else self._masks.state
     start = (
       jnp.int32(0),
       self.plan.budget > 0,
       device,
-      state,
+      self._grammar_rows(device),
       self._empty(device, *self.plan.forced.shape[::-1]),
     )
-    _, _, device, _, chunk = jax.lax.while_loop(unfinished, self._advance, start)
+    _, _, device, state, chunk = jax.lax.while_loop(unfinished, self._advance, start)
+    device = self._left(device, state, chunk)
     return device, jax.tree.map(lambda v: jnp.swapaxes(v, 0, 1) if v.ndim > 1 else v, chunk)
 
   def run_with_drafts(self, device: DeviceState) -> tuple[DeviceState, Chunk]:
@@ -104,17 +106,26 @@ class Decoding:
     exactly if the draw at its place gives the same token. Nothing is accepted by chance: tokens and
     log-probs are those of ``run``, up to the rounding of a model step of another shape.
     """
-    state = None if self._masks is None else self._masks.state
-    start = (self.plan.budget > 0, device, state, self._empty(device, *self.plan.forced.shape))
-    _, device, _, chunk = jax.lax.while_loop(
+    empty = self._empty(device, *self.plan.forced.shape)
+    start = (self.plan.budget > 0, device, self._grammar_rows(device), empty)
+    _, device, state, chunk = jax.lax.while_loop(
       lambda carry: jnp.any(carry[0]), self._advance_window, start
     )
-    return device, chunk
+    return self._left(device, state, chunk), chunk
 
-  @property
-  def _filters(self) -> sampling.Filters:
-    plan = self.plan
-    return sampling.Filters(plan.temperature, plan.top_k, plan.top_p, plan.min_p)
+  def _grammar_rows(self, device: DeviceState) -> Array | None:
+    """The row of ``Masks`` that each slot begins with; the host does not know it ahead."""
+    masks = self._masks
+    if masks is None:
+      return None
+    return jnp.where(self.plan.ahead, masks.first + device.grammar_state, masks.state)
+
+  def _left(self, device: DeviceState, state: Array | None, chunk: Chunk) -> DeviceState:
+    """The device with what a dispatch ahead needs to know of this one."""
+    device = dataclasses.replace(device, stopped=chunk.stopped)
+    if self._masks is None or state is None:
+      return device
+    return dataclasses.replace(device, grammar_state=state - self._masks.first)
 
   @property
   def _masks(self) -> Masks | None:
@@ -162,7 +173,7 @@ class Decoding:
       device.logits,
       plan.key_data,
       plan.token_index + step,
-      self._filters,
+      plan.filters,
       jax.lax.dynamic_index_in_dim(plan.forced, step, axis=1, keepdims=False),
       vocab_limit=self.vocab_limit,
       masks=masks,
@@ -184,10 +195,11 @@ class Decoding:
     )
     logits = jnp.where(live[:, None], out.logits, device.logits)
     device = device.replace(cache=out.cache, logits=logits)
-    live &= ~stopped & (step + 1 < plan.budget)
+    live &= ~stopped
     if masks is not None:
       # Only slots that go on: a grammar allows nothing after a stop id.
       state = jnp.where(live, masks.advance(state, token_ids), state)
+    live &= step + 1 < plan.budget
     return step + 1, live, device, state, chunk
 
   # A window of tokens a step.
@@ -222,11 +234,11 @@ class Decoding:
       drafted=chunk.drafted + jnp.sum(guesses, axis=1, dtype=jnp.int32),
       accepted=chunk.accepted + jnp.sum(guesses & taken[:, 1:], axis=1, dtype=jnp.int32),
     )
-    goes_on = live & ~stopped & (filled + counts < self.plan.budget)
+    live &= ~stopped
     if states is not None:
       after = jnp.take_along_axis(states, counts[:, None], axis=1)[:, 0]
-      state = jnp.where(goes_on, after, state)
-    return goes_on, device, state, chunk
+      state = jnp.where(live, after, state)
+    return live & (filled + counts < self.plan.budget), device, state, chunk
 
   def _forced(self, index: Array) -> Array:
     """The forced token at each index of a call; -1 where the token is drawn."""
@@ -245,7 +257,7 @@ class Decoding:
       logits.reshape(slots * count, -1),
       rows(self.plan.key_data),
       (self.plan.token_index[:, None] + index).reshape(-1),
-      rows(self._filters),
+      rows(self.plan.filters),
       self._forced(index).reshape(-1),
       vocab_limit=self.vocab_limit,
       masks=self._masks and self._masks._replace(grammar=rows(self._masks.grammar)),
@@ -333,7 +345,9 @@ class Decoding:
         max_length=self.config.max_length,
         every_slot=True,
       )
-    return DeviceState(cache=cache, logits=logits, history=history, mtp_cache=mtp_cache)
+    return dataclasses.replace(
+      device, cache=cache, logits=logits, history=history, mtp_cache=mtp_cache
+    )
 
   def _record(self, chunk: Chunk, taken: Array, values: tuple[Array | None, ...]) -> Chunk:
     """The chunk with the taken values [S, W, ...] of a window added.

@@ -276,7 +276,7 @@ class Engine:
       raise EngineError(
         "the prefix is of another policy; allowed: open it by that policy's engine."
       )
-    state = self.scheduler.new_context(priority, self._policy)
+    state = ContextState(priority, self._policy)
     state.begin_with(prefix.snapshot, prefix.ids, prefix.experts)
     return Context(self, state)
 
@@ -291,7 +291,7 @@ class Engine:
 
     ``images`` as in ``Context.extend``.
     """
-    context = Context(self, self.scheduler.new_context(priority, self._policy))
+    context = Context(self, ContextState(priority, self._policy))
     await context.extend(token_ids, images=images)
     return context
 

@@ -181,6 +181,7 @@ class Masks(NamedTuple):
   class_of_token: Array  # int16 [grammars, vocab]
   grammar: Any  # int32 [slots], row of class_of_token; -1 for a slot without a grammar
   state: Any  # int32 [slots], row of next_state
+  first: Any  # int32 [slots], row of next_state of the first state of the slot's grammar
 
   @property
   def active(self) -> Bool[Array, " slots"]:
@@ -239,17 +240,18 @@ class GrammarTable:
         self._last_used[grammar] = self._tick
     row = np.full(self._slots, -1, np.int32)
     state = np.zeros(self._slots, np.int32)
+    first = np.zeros(self._slots, np.int32)
     for slot, (grammar, inside) in wanted.items():
       if grammar in served:
-        row[slot], first = self._placed[grammar]
-        state[slot] = first + inside
+        row[slot], first[slot] = self._placed[grammar]
+        state[slot] = first[slot] + inside
     if self._on_device is None:
       # Copies: an array on a CPU device may share the memory it was made from.
       tables = (self._next_state.copy(), self._class_of_token.copy())
       self._on_device = self._home.put(tables)
     waiting = [slot for slot, (grammar, _) in wanted.items() if grammar not in served]
     next_state, class_of_token = self._on_device
-    return Masks(next_state, class_of_token, row, state), waiting
+    return Masks(next_state, class_of_token, row, state, first), waiting
 
   def _since(self, grammar: Grammar) -> int:
     """When it was last used."""

@@ -9,14 +9,16 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from agentjax.engine.context_state import ContextState
+from agentjax.engine.pace import Pace
 from agentjax.engine.pages import Pages
 from agentjax.engine.prefix_cache import Entry, PrefixCache, token_ids
 from agentjax.engine.request import Chunk, DecodePlan, EngineError, Generation, SampleRequest
-from agentjax.engine.slots import Routed, SlotEngine, Weights
+from agentjax.engine.slots import Drawing, Routed, SlotEngine, Weights
 from agentjax.engine.store import Snapshot, Stored
 
 _ticks = itertools.count()
@@ -31,6 +33,7 @@ class Job:
     self.forcing: Generation | None = None  # sampled tokens on their way back in
     self.turn_base: Snapshot | None = None  # the context before the call
     self.placed = context.home is not None
+    self.read_planned = False
     self.order: tuple[tuple[int, ...], int] = ((), 0)  # priority, then arrival
     self.future: asyncio.Future[Snapshot | None] = asyncio.get_running_loop().create_future()
 
@@ -40,12 +43,14 @@ class Job:
     return self.future.done()
 
   @property
-  def needs_turn_base(self) -> bool:
-    """A stop string may cut the call behind the device's back: remember where it began."""
+  def needs_read(self) -> bool:
+    """Whether its context is still to be copied, once all that is pending is in it.
+
+    The call asks for that; or a stop string may end the call where the device is past it already,
+    and the context goes back to where the call began.
+    """
     generation = self.generation
-    return (
-      generation is not None and bool(generation.request.stop_strings) and self.turn_base is None
-    )
+    return not self.read_planned and (generation is None or bool(generation.request.stop_strings))
 
 
 @dataclasses.dataclass
@@ -64,6 +69,20 @@ class Round:
   reads: list[Read] = dataclasses.field(default_factory=list)
 
 
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """What a slot decodes in a cycle: at most ``budget`` tokens of ``generation``, for ``job``."""
+
+  job: Job
+  generation: Generation
+  budget: int
+
+  @property
+  def ends(self) -> bool:
+    """Whether the generation is over with these tokens, whatever they are."""
+    return self.generation.sampled + self.budget >= self.generation.request.max_tokens
+
+
 @dataclasses.dataclass
 class Cycle:
   """Device work of one lane, in this order; plain data for its thread."""
@@ -77,10 +96,11 @@ class Cycle:
   rounds: list[Round] = dataclasses.field(default_factory=list)
   policies: dict[int, int] = dataclasses.field(default_factory=dict)  # by slot, of the placements
   running: dict[int, ContextState] = dataclasses.field(default_factory=dict)  # by slot, of the runs
-  decoding: list[tuple[int, Job]] = dataclasses.field(default_factory=list)
+  decoding: dict[int, Row] = dataclasses.field(default_factory=dict)  # by slot
   plan: DecodePlan | None = None
   reused: int = 0  # tokens taken from known prefixes
   parked: int = 0  # contexts that made way for lack of pages
+  ahead: bool = False  # dispatched before the results of the cycle before it were read
 
   @property
   def empty(self) -> bool:
@@ -89,14 +109,39 @@ class Cycle:
     return not any(work)
 
 
-@dataclasses.dataclass
-class Outcome:
-  """What a cycle gave."""
+class Results(NamedTuple):
+  """What the device gave in a cycle, on the host."""
 
+  experts: list[np.ndarray]
+  chunk: Chunk | None
+  end: float | None  # ``time.perf_counter`` when it was there; None without a chunk to wait for
+
+
+@dataclasses.dataclass
+class Running:
+  """A cycle that was dispatched, and may be under way.
+
+  Attributes:
+    cycle: it.
+    read: copies of contexts, and what is done with them.
+    routed: what routers chose.
+    drawing: its chunk.
+    start: ``time.perf_counter`` when its first program was dispatched.
+    results: what it gave.
+  """
+
+  cycle: Cycle
   read: list[tuple[Read, Snapshot]]
   routed: list[Routed]
-  chunk: Chunk | None
-  seconds: float
+  drawing: Drawing | None
+  start: float
+  results: asyncio.Future[Results] | None = None
+
+  def wait(self) -> Results:
+    """Waits for the device."""
+    chunk = None if self.drawing is None else self.drawing.chunk()
+    end = None if chunk is None else time.perf_counter()
+    return Results([routed.experts() for routed in self.routed], chunk, end)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +233,13 @@ class _Supply:
 
 
 class Lane:
-  """A block of slots with a thread of its own. All but ``execute`` runs in the event loop."""
+  """A block of slots with threads of its own. All but ``dispatch`` runs in the event loop.
+
+  While a cycle is under way on the device, the next may be planned and dispatched: it goes on with
+  the calls of which no more needs to be known, and takes in newcomers. A call that ends in a stop
+  id draws nothing in the cycle ahead, by the device's own decision; one that ends in a stop string
+  is taken back to its beginning.
+  """
 
   def __init__(self, slots: SlotEngine, index: int, known: Sequence[PrefixCache]) -> None:
     self.slots = slots
@@ -201,25 +252,69 @@ class Lane:
     self.leaving: list[ContextState] = []
     self.gone: list[int] = []
     self.interrupted = False  # by the end of an event loop, in the middle of a cycle
+    self.under_way: collections.deque[Running] = collections.deque()  # not read yet, oldest first
+    self.pace = Pace()
+    self.cramped = False  # a call found no pages ahead: read what is under way first
+    # Calls of the last cycle that decodes, by slot.
+    self._calls: dict[int, tuple[tuple[int, ...], int]] = {}
     self.woken: list[ContextState] = []  # contexts whose calls the last cycle ended
     self.task: asyncio.Task[None] | None = None
-    self.thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"engine-{index}")
+    self.thread, self.waiter = (
+      concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"engine-{name}{index}")
+      for name in ("", "wait-")
+    )
     self._known = known
 
+  @property
+  def running(self) -> Running | None:
+    """The cycle that was dispatched last, where it was not read yet."""
+    return self.under_way[-1] if self.under_way else None
+
+  @property
+  def may_go_ahead(self) -> bool:
+    """Whether a cycle may be planned before what is under way is read.
+
+    Some call of it must go on for certain. Pages are only taken from others once it is known what
+    these hold.
+    """
+    rows = {} if self.running is None else self.running.cycle.decoding
+    return not self.cramped and any(self._goes_on(slot, row) for slot, row in rows.items())
+
+  def _goes_on(self, slot: int, row: Row) -> bool:
+    """Whether a call draws more after a row, unless that ends in a stop."""
+    alive = self.jobs.get(slot) is row.job
+    return alive and not row.ends and self._room(row.job.context) > row.budget
+
   def plan(self, weights: Weights) -> Cycle | None:
-    """The next cycle; None where there is nothing to do."""
+    """The next cycle; None where there is nothing to do.
+
+    What is under way may be unread: see ``may_go_ahead``.
+    """
+    before = None if self.running is None else self.running.cycle
     wanted = [block for pool in self.slots.pools for block in pool.wanted]
     cycle = Cycle(weights, wanted, self.evictions, self.leaving, self.gone)
+    cycle.ahead = before is not None
     for pool in self.slots.pools:
       pool.wanted = []
     # Newcomers wait for what is about to be remembered: they may begin with it.
-    remembering = len(self.evictions) > len(self.leaving)
+    remembering = any(len(c.evictions) > len(c.leaving) for c in (cycle, before) if c is not None)
     self.evictions, self.leaving, self.gone = [], [], []
+    self.cramped = False
     supply = _Supply(self.slots, [*cycle.gone, *(item.slot for item in cycle.evictions)])
     queue = sorted(self.jobs.items(), key=lambda item: item[1].order)
     arrivals: dict[int, tuple[Snapshot | None, list[int]]] = {}
     ready: list[tuple[int, Job]] = []
     for i, (slot, job) in enumerate(queue):
+      under_way = self._row(slot, job)
+      if under_way is not None:
+        if self._goes_on(slot, under_way):
+          if supply.reach(slot, job.context.held + under_way.budget + 1):
+            ready.append((slot, job))
+          else:
+            self.cramped = True
+        continue
+      if job.generation is None and job.read_planned:
+        continue
       start = None
       if not job.placed:
         if remembering or job.context.parking:
@@ -228,6 +323,7 @@ class Lane:
         if not self._reaches(start.base):
           continue
       if not self._make_way(cycle, supply, queue[i:], start):
+        self.cramped = before is not None
         continue
       if start is not None:
         base = self._begin(job.context, start, cycle)
@@ -237,11 +333,7 @@ class Lane:
         job.placed = True
       ready.append((slot, job))
     cycle.placements = list(arrivals.values())
-    ready = self._plan_rounds(cycle, supply, ready)
-    for slot, job in ready:
-      generation = self._decoding(job)
-      if generation is not None:
-        self._plan_decode(cycle, supply, slot, job, generation)
+    self._plan_chunk(cycle, supply, self._plan_rounds(cycle, supply, ready))
     block_bytes, store = self.slots.programs.block_bytes, self.slots.store
     while (moved := supply.moved) and not store.room_for(moved * block_bytes):
       if not any(known.evict() for known in self._known):
@@ -274,7 +366,7 @@ class Lane:
         whole = context.origin if start.again else context.pending[0].ids
         assert whole is not None
         run = len(whole) - tokens
-    copies = job.generation is None or job.needs_turn_base
+    copies = job.needs_read
     if run:
       tokens += min(run, self.slots.config.extend_buckets[-1])
     elif not copies:
@@ -286,11 +378,22 @@ class Lane:
     for victim in victims:
       assert victim.home is not None
       other = victim.home[1]
+      if victim.job is not None and self._is_unread(other, victim.job):
+        continue
       if self.slots.pool(other) is pool and supply.pages(other):
         self._park(cycle, supply, other, victim)
         if supply.reach(slot, tokens, copies=copies, base=base):
           return True
     return False
+
+  def _is_unread(self, slot: int, job: Job) -> bool:
+    """Whether the results under way tell what a call holds, or that it has ended."""
+    return self._row(slot, job) is not None or (job.generation is None and job.read_planned)
+
+  def _row(self, slot: int, job: Job) -> Row | None:
+    """What the chunk under way draws for a call."""
+    row = None if self.running is None else self.running.cycle.decoding.get(slot)
+    return row if row is not None and row.job is job else None
 
   def _park(self, cycle: Cycle, supply: _Supply, slot: int, context: ContextState) -> None:
     """Gives a slot's pages to others; without a call, the slot as well."""
@@ -306,24 +409,33 @@ class Lane:
     cycle.parked += 1
     supply.give_up(slot)
 
-  def _plan_decode(
-    self, cycle: Cycle, supply: _Supply, slot: int, job: Job, generation: Generation
-  ) -> None:
-    """A chunk, or as much of it as there are pages for."""
-    config, held = self.slots.config, job.context.held
-    left = generation.request.max_tokens - generation.sampled
-    room = min(self._room(job.context), config.chunk_tokens, left)
-    if not supply.reach(slot, held + room):
-      room = min(room, supply.pages(slot) * self.slots.programs.block_tokens - held)
-    if room > 0 or self._room(job.context) == 0:
-      cycle.plan = cycle.plan or self.slots.idle_plan()
-      generation.write(cycle.plan, slot, room)
-      cycle.decoding.append((slot, job))
+  def _plan_chunk(self, cycle: Cycle, supply: _Supply, ready: list[tuple[int, Job]]) -> None:
+    """A chunk for every call, or as much of it as there are pages for."""
+    chunk_tokens = self.slots.config.chunk_tokens
+    for slot, job in ready:
+      under_way, generation = self._row(slot, job), self._decoding(job)
+      drawn = 0 if under_way is None else under_way.budget
+      if generation is None:
+        continue
+      held, most = job.context.held + drawn, self._room(job.context) - drawn
+      left = generation.request.max_tokens - generation.sampled - drawn
+      room = min(most, chunk_tokens, left)
+      if not supply.reach(slot, held + room):
+        room = min(room, supply.pages(slot) * self.slots.programs.block_tokens - held)
+      if room > 0 or most == 0:
+        cycle.plan = cycle.plan or self.slots.idle_plan()
+        generation.write(cycle.plan, slot, room, drawn)
+        cycle.decoding[slot] = Row(job, generation, room)
+    if cycle.decoding:
+      calls = {slot: row.job.order for slot, row in cycle.decoding.items()}
+      staying = len(calls.items() & self._calls.items())
+      self.pace.note_rows(staying, len(calls) - staying)
+      self._calls = calls
 
-  def execute(self, cycle: Cycle) -> Outcome:
-    """Runs a cycle; in the lane's thread."""
-    start = time.perf_counter()
+  def dispatch(self, cycle: Cycle) -> Running:
+    """Starts a cycle; in the lane's thread."""
     slots, traces = self.slots, self.slots.programs.traces_here
+    slots.first_dispatch = None
     slots.use(cycle.weights)
     slots.copy_out(cycle.wanted)
     read = [(item, slots.leave(item.slot)) for item in cycle.evictions]
@@ -337,28 +449,36 @@ class Lane:
     for part in cycle.rounds:
       routed += slots.extend(part.runs)
       read += [(item, slots.read(item.slot)) for item in part.reads]
-    chunk = None if cycle.plan is None else slots.decode(cycle.plan)
+    drawing = None if cycle.plan is None else slots.start(cycle.plan)
+    if cycle.plan is not None:  # of some calls the grammar found no room
+      for slot, row in cycle.decoding.items():
+        cycle.decoding[slot] = dataclasses.replace(row, budget=int(cycle.plan.budget[slot]))
+    start = slots.first_dispatch or time.perf_counter()
     slots.store.relieve_device()
     if slots.warm and slots.programs.traces_here != traces:
       raise EngineError(f"a program was compiled in the loop: {dict(slots.programs.traces)}.")
-    return Outcome(read, routed, chunk, time.perf_counter() - start)
+    return Running(cycle, read, routed, drawing, start)
 
-  def finish(self, cycle: Cycle, outcome: Outcome) -> list[ContextState]:
+  def finish(self, running: Running, results: Results) -> list[ContextState]:
     """Hands the results of a cycle to their contexts; returns those with non-finite log-probs."""
+    cycle, chunk = running.cycle, results.chunk
     self.woken = []
-    for routed in outcome.routed:
-      cycle.running[routed.slot].experts.record(routed.start, routed.experts())
-    for item, snapshot in outcome.read:
+    for routed, experts in zip(running.routed, results.experts, strict=True):
+      cycle.running[routed.slot].experts.record(routed.start, experts)
+    for item, snapshot in running.read:
       item.use(snapshot)
+    if running.drawing is None or chunk is None:
+      return []
+    self.slots.end(running.drawing, chunk)
     broken = []
-    for slot, job in cycle.decoding:
-      if job.over or outcome.chunk is None:
+    for slot, row in cycle.decoding.items():
+      if row.job.over:
         continue
-      log_probs = outcome.chunk.behaviour_log_probs[slot, : int(outcome.chunk.counts[slot])]
+      log_probs = chunk.behaviour_log_probs[slot, : int(chunk.counts[slot])]
       if np.isfinite(log_probs).all():
-        self._read(slot, job, outcome.chunk, cycle.weights.versions[job.context.policy])
+        self._read(slot, row, chunk, cycle.weights.versions[row.job.context.policy])
       else:
-        broken.append(job.context)
+        broken.append(row.job.context)
     return broken
 
   def drop(self, slot: int) -> None:
@@ -438,8 +558,9 @@ class Lane:
           if not context.pending or context.extends_next:
             self._plan_boundary(part, supply, slot, context)
             left.append((slot, job))
-        if not context.pending and (job.generation is None or job.needs_turn_base):
+        if not context.pending and job.needs_read:
           if supply.may_copy(slot):
+            job.read_planned = True
             part.reads.append(Read(slot, self._job_reader(slot, job)))
           else:
             held_back.add(slot)
@@ -492,24 +613,22 @@ class Lane:
       return job.forcing
     return job.generation
 
-  def _read(self, slot: int, job: Job, chunk: Chunk, version: int) -> None:
+  def _read(self, slot: int, row: Row, chunk: Chunk, version: int) -> None:
+    job, generation = row.job, row.generation
     context, count = job.context, int(chunk.counts[slot])
     experts = None if chunk.experts is None else chunk.experts[slot, :count]
     first = context.newest
     context.take_decoded(chunk.token_ids[slot, :count], experts, version)
-    room = self._room(context)
-    if job.forcing is not None:
-      if job.forcing.read(chunk, slot, room, version, first):
-        context.pending.popleft()
-        job.forcing = None
+    if not generation.read(chunk, slot, self._room(context), version, first):
       return
-    generation = job.generation
-    assert generation is not None
-    if not generation.read(chunk, slot, room, version, first):
+    if generation is job.forcing:
+      context.pending.popleft()
+      job.forcing = None
       return
+    # A stop string may be found late: the cycle ahead is past it as well.
+    draws_on = self._row(slot, job) is not None and not chunk.stopped[slot]
     self._end(slot, job, None)
-    dropped = generation.sampled - generation.kept
-    if dropped:
+    if generation.sampled > generation.kept or draws_on:
       # Recurrent state cannot step back: return to the start of the call and feed what was kept.
       assert job.turn_base is not None
       context.rewind(job.turn_base, generation.result().token_ids)

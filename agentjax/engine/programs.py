@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,13 +23,25 @@ from agentjax.models import ModelConfig
 from agentjax.models.attend import CACHE_BLOCK
 from agentjax.models.exact import padded_length
 from agentjax.models.lora import join_adapters
-from agentjax.models.pages import Paged, is_paged, place_index, read_places, write_places
+from agentjax.models.pages import (
+  Paged,
+  Quantised,
+  is_paged,
+  place_index,
+  read_places,
+  write_places,
+)
 from agentjax.sharding import dispatching, fitting_spec, in_order, row_multiple
 
 Array = jax.Array
 
 
-_WITHOUT_PAST = ("lengths", "logits")  # in the slot of a model which only attends
+_CACHE_DTYPES: Mapping[str | None, Any] = {
+  None: None,
+  "int8": jnp.int8,
+  "fp8": jnp.float8_e4m3fn,
+}
+_WITHOUT_PAST = ("lengths", "logits", "stopped")  # in the slot of a model which only attends
 
 
 class _Group(NamedTuple):
@@ -135,10 +148,10 @@ class Programs:
     """Which arrays of the state lie in pages, and how many pages there are."""
     config, model = self._config, self._model
     shapes = jax.eval_shape(self._empty)
-    self._paged = models.in_pages(shapes)
-    self.has_blocks = any(self._paged)
-    own = len(_WITHOUT_PAST) + (shapes.history is not None)
-    self.attention_only = self._paged.count(False) == own
+    self._held = models.in_pages(shapes)
+    self.has_blocks = any(self._held)
+    own = len(_WITHOUT_PAST) + (shapes.grammar_state is not None) + (shapes.history is not None)
+    self.attention_only = self._held.count(False) == own
     self._length = padded_length(model, config.max_length)
     self.block_tokens = min(config.block_tokens, config.max_length)
     self.entries = -(-self._length // self.block_tokens) if self.has_blocks else 1
@@ -153,6 +166,7 @@ class Programs:
       self.max_tokens = min(config.max_length, room * self.block_tokens)
     self.transfer_blocks = min(8, self.entries)
     self.copies = min(64, self.ways * self.pages)
+    self._paged = models.in_pages(jax.eval_shape(self._initial))
 
   def pages_of(self, tokens: int) -> int:
     """Pages that so many tokens of one context take."""
@@ -196,6 +210,8 @@ class Programs:
     return DeviceState(
       cache=models.cache_shardings(shapes.cache, mesh),
       logits=place(shapes.logits, "batch", "vocab"),
+      stopped=place(shapes.stopped, "batch"),
+      grammar_state=place(shapes.grammar_state, "batch"),
       history=place(shapes.history, "batch", None),
       mtp_cache=models.cache_shardings(shapes.mtp_cache, mesh),
     )
@@ -250,8 +266,7 @@ class Programs:
       params = join_adapters(params, laid_out(adapters))
     config = self._config
     plan = DecodePlan.idle(self.slots, config.chunk_tokens, config.max_stop_ids, self.entries)
-    given = [None if v is None or isinstance(v, dict) else placed(v, jax.P()) for v in plan]
-    return state, params, DecodePlan(*given)._replace(grammars={})
+    return state, params, jax.tree.map(lambda v: placed(v, jax.P()), plan)
 
   def abstract_extension(self, home: Home, tokens: int, adapters: Any = None) -> tuple[Any, ...]:
     """The same of what ``extend[tokens]`` takes."""
@@ -265,10 +280,16 @@ class Programs:
   def _initial(self) -> DeviceState:
     leaves, tree = jax.tree.flatten(jax.eval_shape(self._empty))
     rest = jax.tree.leaves(self._empty())  # zeros of this size are never made
-    pages = self.ways * self.pages
+    narrow = _CACHE_DTYPES[self._config.cache_dtype]
+
+    def pool(v: Any) -> Any:
+      shape = (self.ways * self.pages, *v.shape[1:-2], self.block_tokens, v.shape[-1])
+      if narrow is None:
+        return jnp.zeros(shape, v.dtype)
+      return Quantised(jnp.zeros(shape, narrow), jnp.zeros(shape[:-1], jnp.float32))
+
     made = [
-      jnp.zeros((pages, *v.shape[1:-2], self.block_tokens, v.shape[-1]), v.dtype) if paged else own
-      for v, own, paged in zip(leaves, rest, self._paged, strict=True)
+      pool(v) if paged else own for v, own, paged in zip(leaves, rest, self._held, strict=True)
     ]
     return jax.tree.unflatten(tree, made)
 
@@ -278,6 +299,8 @@ class Programs:
     return DeviceState(
       cache=models.init_cache(self._model, self.slots, length),
       logits=jnp.zeros((self.slots, self._model.vocab_size), jnp.float32),
+      stopped=jnp.zeros(self.slots, bool),
+      grammar_state=jnp.zeros(self.slots, jnp.int32) if self._config.grammar_states else None,
       history=jnp.zeros((self.slots, length), jnp.int32)
       if self._config.speculate == "ngram"
       else None,
@@ -288,19 +311,28 @@ class Programs:
 
   def _with_table(self, device: DeviceState, table: Array) -> DeviceState:
     """The state as blocks read it."""
-    leaves, tree = jax.tree.flatten(device)
+    leaves, tree = jax.tree.flatten(device, is_leaf=lambda v: isinstance(v, Quantised))
+
+    def held(v: Any) -> Paged:
+      if not isinstance(v, Quantised):
+        return Paged(v, table, self._length, self.ways)
+      dtype = self._model.dtype
+      return Paged(v.numbers, table, self._length, self.ways, scales=v.scales, dtype=dtype)
+
     return jax.tree.unflatten(
-      tree,
-      [
-        Paged(v, table, self._length, self.ways) if paged else v
-        for v, paged in zip(leaves, self._paged, strict=True)
-      ],
+      tree, [held(v) if paged else v for v, paged in zip(leaves, self._held, strict=True)]
     )
 
   @staticmethod
   def _pools(device: DeviceState) -> DeviceState:
     """Inverse of ``_with_table``."""
-    return jax.tree.map(lambda v: v.pool if is_paged(v) else v, device, is_leaf=is_paged)
+
+    def pool(v: Any) -> Any:
+      if not is_paged(v):
+        return v
+      return v.pool if v.scales is None else Quantised(v.pool, v.scales)
+
+    return jax.tree.map(pool, device, is_leaf=is_paged)
 
   def _prepare(self, params: Any) -> Any:
     # Arrays that pass through unchanged would be shared with the trainer, which donates them.
@@ -337,7 +369,9 @@ class Programs:
       mtp_cache = feed_heads(
         params, self._model, mtp_cache, where, out.hidden, token_ids, max_length=limit
       )
-    device = DeviceState(cache=out.cache, logits=logits, history=history, mtp_cache=mtp_cache)
+    device = dataclasses.replace(
+      device, cache=out.cache, logits=logits, history=history, mtp_cache=mtp_cache
+    )
     experts = compact_experts(self._model, out.experts, record=self._config.record_experts)
     return self._pools(device), experts
 
@@ -451,10 +485,12 @@ class Programs:
     self, device: DeviceState, params: Any, plan: DecodePlan
   ) -> tuple[DeviceState, Chunk]:
     params = params if plan.policies is None else params.for_rows(plan.policies)
+    plan = plan._replace(budget=jnp.where(plan.ahead & device.stopped, 0, plan.budget))
     decoding = Decoding(self._model, self._config, self._vocab_limit, params, plan)
     run = decoding.run if self._config.speculate == "none" else decoding.run_with_drafts
     paged = self._with_table(device, plan.table)
-    if self._length > CACHE_BLOCK:
+    # Laid out, a chunk would read its own tokens as they were before they became narrow.
+    if self._length > CACHE_BLOCK or self._config.cache_dtype is not None:
       after, chunk = run(paged)
     else:
       after, chunk = run(self._laid_out(paged))
@@ -525,6 +561,7 @@ def programs_of_lane(
     extend_buckets=config.extend_buckets,
     extend_rows=config.extend_rows,
     block_tokens=config.block_tokens,
+    cache_dtype=config.cache_dtype,
     max_stop_ids=config.max_stop_ids,
     record_experts=config.record_experts,
     grammar_states=config.grammar_states,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from agentjax.engine.config import SamplingConfig
 from agentjax.engine.grammar import Grammar, GrammarError
+from agentjax.engine.sampling import Filters
 
 Decode = Callable[[list[int]], str]
 Array = Any  # numpy on the host, jax inside a program
@@ -56,7 +57,7 @@ class SampleRequest:
     sampling: temperature and filters.
     stop_ids: each of these tokens ends the call and is kept.
     stop_strings: each of these ends the call as soon as the decoded call contains it. Tokens
-      sampled after it in the same chunk are dropped.
+      sampled after it, in the same chunk and in the next one, are dropped.
     forced_ids: first tokens of the call, not drawn. They pass through the same compiled step as
       sampled ones, so an interrupted call continues with the same bits, and recorded calls can be
       scored again exactly.
@@ -135,14 +136,12 @@ class DecodePlan(NamedTuple):
   key_data: Array  # uint32 [slots, 2]
   token_index: Array  # int32 [slots], index in its call of the first token of the dispatch
   budget: Array  # int32 [slots], tokens at most; 0 leaves the slot as it is
-  temperature: Array  # float32 [slots]
-  top_k: Array  # int32 [slots]
-  top_p: Array  # float32 [slots]
-  min_p: Array  # float32 [slots]
+  filters: Filters  # of each slot
   stop_ids: Array  # int32 [slots, max_stop_ids], -1 where unused
   forced: Array  # int32 [slots, chunk_tokens], -1 where the token is drawn
   grammars: Any  # (Grammar, its state) by slot; in the program, ``grammar.Masks`` if it has any
   table: Array  # int32 [slots, entries], pages of each slot
+  ahead: Array  # bool [slots], goes on from the dispatch before, unless that ended in a stop id
   policies: Array | None = None  # int32 [slots], whose adapters; None if all are of one policy
 
   @classmethod
@@ -152,14 +151,12 @@ class DecodePlan(NamedTuple):
       key_data=np.zeros((slots, 2), np.uint32),
       token_index=np.zeros(slots, np.int32),
       budget=np.zeros(slots, np.int32),
-      temperature=np.zeros(slots, np.float32),
-      top_k=np.zeros(slots, np.int32),
-      top_p=np.ones(slots, np.float32),
-      min_p=np.zeros(slots, np.float32),
+      filters=Filters.idle(slots),
       stop_ids=np.full((slots, max_stop_ids), -1, np.int32),
       forced=np.full((slots, chunk_tokens), -1, np.int32),
       grammars={},
       table=np.zeros((slots, entries), np.int32),
+      ahead=np.zeros(slots, bool),
     )
 
 
@@ -175,6 +172,11 @@ class Chunk(NamedTuple):
   experts: Array | None  # uint8 or uint16 [slots, chunk_tokens, routers, choices], if recorded
   drafted: Array | None = None  # int32 [slots], tokens that were drafted, with speculation
   accepted: Array | None = None  # int32 [slots], those of them that were right
+
+  @property
+  def columns(self) -> tuple[Array, ...]:
+    """Ids, log-probs and entropies: what every token has."""
+    return self[:4]
 
 
 class Generation:
@@ -195,24 +197,34 @@ class Generation:
     self.finish: Finish | None = None
     self.sampled = 0  # tokens that went through the model, also those after a stop string
     self.kept = 0  # tokens of the result
-    self._decode = decode
+    self._text: StopStrings | None = None
+    if decode is not None and request.stop_strings:
+      self._text = StopStrings(request.stop_strings, decode)
     self._parts: list[tuple[np.ndarray, ...]] = []
     self._experts: list[np.ndarray] = []
     self._grammar_state = 0  # after the tokens sampled so far
 
-  def write(self, plan: DecodePlan, slot: int, room: int) -> None:
-    """Fills row ``slot``; ``room`` is how many tokens its context can still hold."""
+  def write(self, plan: DecodePlan, slot: int, room: int, under_way: int = 0) -> None:
+    """Fills row ``slot``.
+
+    Args:
+      plan: of all slots.
+      slot: which.
+      room: how many tokens its context can still hold.
+      under_way: tokens that a dispatch still draws which was not read yet. If it ends in a stop id,
+        this row does nothing.
+    """
     request, chunk_tokens = self.request, plan.forced.shape[1]
+    index = self.sampled + under_way
     plan.key_data[slot] = request.key_data
-    plan.token_index[slot] = self.sampled
-    plan.budget[slot] = min(chunk_tokens, request.max_tokens - self.sampled, room)
-    plan.temperature[slot] = request.sampling.temperature
-    plan.top_k[slot] = request.sampling.top_k
-    plan.top_p[slot] = request.sampling.top_p
-    plan.min_p[slot] = request.sampling.min_p
+    plan.token_index[slot] = index
+    plan.ahead[slot] = under_way > 0
+    plan.budget[slot] = min(chunk_tokens, request.max_tokens - index, room)
+    for name, values in plan.filters._asdict().items():
+      values[slot] = getattr(request.sampling, name)
     plan.stop_ids[slot, : len(request.stop_ids)] = request.stop_ids
-    if self.sampled < len(request.forced_ids):
-      forced = request.forced_ids[self.sampled : self.sampled + chunk_tokens]
+    if index < len(request.forced_ids):
+      forced = request.forced_ids[index : index + chunk_tokens]
       plan.forced[slot, : len(forced)] = forced
     if request.grammar is not None:
       plan.grammars[slot] = request.grammar, self._grammar_state
@@ -226,15 +238,7 @@ class Generation:
     count = int(chunk.counts[slot])
     versions = np.full(count, version, np.int32)
     versions[:1] = first
-    self._parts.append(
-      (
-        chunk.token_ids[slot, :count],
-        chunk.behaviour_log_probs[slot, :count],
-        chunk.entropies[slot, :count],
-        chunk.sampling_log_probs[slot, :count],
-        versions,
-      )
-    )
+    self._parts.append((*(column[slot, :count] for column in chunk.columns), versions))
     if chunk.experts is not None:
       self._experts.append(chunk.experts[slot, :count])
     if self.request.grammar is not None:
@@ -242,7 +246,9 @@ class Generation:
       self._grammar_state = self.request.grammar.advance(self._grammar_state, ids)
     before, self.sampled = self.sampled, self.sampled + count
     self.kept = self.sampled
-    if self.request.stop_strings and self._cut_at_stop_string(before):
+    found = None if self._text is None else self._text.find(chunk.token_ids[slot, :count])
+    if found is not None:
+      self.kept = before + found
       self.finish = Finish.STOP_STRING
     elif chunk.stopped[slot]:
       self.finish = Finish.STOP
@@ -255,30 +261,55 @@ class Generation:
   def result(self) -> Sample:
     """The sample of a call that has ended, without tokens after a stop string."""
     assert self.finish is not None
-    columns = [np.concatenate(c)[: self.kept] for c in zip(*self._parts, strict=True)]
-    token_ids, behaviour_log_probs, entropies, sampling_log_probs, versions = columns
-    return Sample(
-      token_ids,
-      behaviour_log_probs,
-      entropies,
-      sampling_log_probs,
-      versions,
-      self.finish,
-      np.concatenate(self._experts)[: self.kept] if self._experts else None,
-    )
+    columns = (np.concatenate(c)[: self.kept] for c in zip(*self._parts, strict=True))
+    ids, log_probs, entropies, drawn_log_probs, versions = columns
+    experts = np.concatenate(self._experts)[: self.kept] if self._experts else None
+    return Sample(ids, log_probs, entropies, drawn_log_probs, versions, self.finish, experts)
 
-  def _cut_at_stop_string(self, before: int) -> bool:
-    """Sets ``kept`` to the first token at which the text holds a stop string."""
-    assert self._decode is not None
-    ids = np.concatenate([part[0] for part in self._parts]).tolist()
 
-    decode = self._decode
+class StopStrings:
+  """Looks for strings in the text of ids that come bit by bit; old ids are not decoded again.
+
+  Text is decoded from so many ids before the new ones that every string which ends in the new ones
+  lies in it whole. A character may be cut in two where that window begins, so some characters more
+  are decoded there and not looked at.
+
+  Args:
+    strings: to be found; none is empty.
+    decode: ids to text.
+  """
+
+  _CUT = 8  # characters at the edges of a window that may differ from those of the whole text
+
+  def __init__(self, strings: Sequence[str], decode: Decode) -> None:
+    self._strings, self._decode = strings, decode
+    self._ids: list[int] = []
+    self._looked_at = max(map(len, strings)) - 1 + self._CUT
+
+  def find(self, token_ids: np.ndarray) -> int | None:
+    """The fewest of the new ids with which the text holds one of the strings; None if it does not.
+
+    Ids that were searched before hold none.
+    """
+    known = len(self._ids)
+    self._ids += token_ids.tolist()
+    start, behind = self._window(known)
 
     def holds(end: int) -> bool:
-      text = decode(ids[:end])
-      return any(stop in text for stop in self.request.stop_strings)
+      text = self._decode(self._ids[start:end])[behind:]
+      return any(string in text for string in self._strings)
 
-    if not holds(len(ids)):
-      return False
-    self.kept = next(end for end in range(before + 1, len(ids) + 1) if holds(end))
-    return True
+    ends = range(known + 1, len(self._ids) + 1)
+    if not ends or not holds(ends[-1]):
+      return None
+    return next(end for end in ends if holds(end)) - known
+
+  def _window(self, known: int) -> tuple[int, int]:
+    """The first id to decode, and how many characters of the window are not looked at."""
+    tokens = self._looked_at + self._CUT
+    while tokens < known:
+      characters = len(self._decode(self._ids[known - tokens : known]))
+      if characters >= self._looked_at + self._CUT:
+        return known - tokens, characters - self._looked_at
+      tokens *= 2
+    return 0, 0

@@ -23,6 +23,12 @@ class Filters(NamedTuple):
   top_p: Float[Array, " slots"]
   min_p: Float[Array, " slots"]
 
+  @classmethod
+  def idle(cls, slots: int) -> Filters:
+    """On the host, greedy and without filters: to be filled in."""
+    zeros = np.zeros(slots, np.float32)
+    return cls(zeros, np.zeros(slots, np.int32), np.ones(slots, np.float32), zeros.copy())
+
 
 class Draws(NamedTuple):
   """One token for every slot; log-probs and entropies in nats."""

@@ -2,7 +2,8 @@
 
 Each lane has one thread for device work. It runs in cycles: it takes in waiting tokens, up to
 ``prefill_tokens``, then decodes one chunk for all slots. Meanwhile the event loop runs tools and
-environments.
+environments, and plans the next cycle. That is dispatched before the results of the last are read,
+if these cannot change it (``Lane.may_go_ahead``) and it pays (``Pace``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from agentjax.config import check
 from agentjax.engine.config import EngineConfig
 from agentjax.engine.context_state import ContextState
 from agentjax.engine.home import Home, make_homes
-from agentjax.engine.lane import Cycle, Job, Lane, Outcome, Read
+from agentjax.engine.lane import Cycle, Job, Lane, Read, Results, Running
 from agentjax.engine.prefix_cache import ImageKeys, PrefixCache
 from agentjax.engine.publish import Publisher, Weights
 from agentjax.engine.request import (
@@ -41,11 +42,16 @@ class EngineStats:
     extended_tokens: prompt and observation tokens run through the model.
     reused_tokens: those taken from a known prefix instead.
     decode_dispatches: chunks run.
+    ahead_dispatches: of these, the ones that were dispatched before the results of the chunk before
+      them were read.
     parked: contexts that had to leave their slot or their pages to others.
     store_overruns: those of them that did not fit in the store; no slot was at work, so waiting
       might never have ended.
     drafted_tokens, accepted_tokens: tokens that speculation proposed, and those that were right.
-    device_seconds: wall seconds the lanes' threads worked, summed over lanes.
+    device_seconds: wall seconds from the begin to the end of the lanes' dispatches, summed over
+      lanes.
+    idle_seconds: wall seconds from the end of a dispatch to the begin of the next one, as far as
+      calls were under way, summed over lanes.
     publications, published_bytes, publish_seconds: weights that were laid out for the lanes, of all
       copies, and the wall seconds it took.
   """
@@ -54,14 +60,22 @@ class EngineStats:
   extended_tokens: int = 0
   reused_tokens: int = 0
   decode_dispatches: int = 0
+  ahead_dispatches: int = 0
   parked: int = 0
   store_overruns: int = 0
   drafted_tokens: int = 0
   accepted_tokens: int = 0
   device_seconds: float = 0.0
+  idle_seconds: float = 0.0
   publications: int = 0
   published_bytes: int = 0
   publish_seconds: float = 0.0
+
+  @property
+  def idle_share(self) -> float:
+    """Of the time in which calls were under way, in how much the device waited for the host."""
+    whole = self.device_seconds + self.idle_seconds
+    return self.idle_seconds / whole if whole else 0.0
 
 
 class Scheduler:
@@ -146,10 +160,6 @@ class Scheduler:
     """Version of a policy's weights in use; -1 before the first ``publish``."""
     return next((w.versions[policy] for w in self._weights.values()), -1)
 
-  def new_context(self, priority: tuple[int, ...], policy: int) -> ContextState:
-    """An empty one."""
-    return ContextState(priority, policy)
-
   def publish(self, params: Params, version: int, policy: int) -> None:
     """See ``Engine.publish``."""
     weights = self._publisher(params, version, policy)
@@ -176,6 +186,7 @@ class Scheduler:
     self.fail(EngineError("the engine was closed"))
     for lane in self.lanes:
       lane.thread.shutdown(wait=True)
+      lane.waiter.shutdown(wait=True)
       lane.evictions.clear()
       for slot in range(lane.slots.slots):
         lane.slots.release(slot)
@@ -318,51 +329,92 @@ class Scheduler:
     """Runs cycles while the lane has work."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     cycle: Cycle | None = None
-    outcome: Outcome | None = None
+    lane.pace.begin()
     try:
       if lane.interrupted:  # wait for what the last event loop left at work
-        await loop.run_in_executor(lane.thread, lambda: None)
+        for thread in (lane.thread, lane.waiter):
+          await loop.run_in_executor(thread, lambda: None)
+        lane.under_way.clear()
         lane.interrupted = False
       while True:
+        if lane.running is not None and not await self._goes_ahead(lane, lane.running):
+          await self._read(lane)
         await self._settle(lane)
-        every = self._weights  # another thread may publish new ones
-        if not every:
+        if not self._weights:
           return  # released; what is to be remembered waits
-        weights = every[lane.slots.home]
-        counts = zip(weights.publications, self._known_of, strict=True)
-        for policy, (now, then) in enumerate(counts):
-          if now != then:
-            self.known[policy].clear(weights.versions[policy])
-        self._known_of = weights.publications
-        cycle = lane.plan(weights)
+        cycle = lane.plan(self._take_weights(lane))
         self._wake_others(lane)
-        if cycle is None:
+        if cycle is not None:
+          await self._start_cycle(lane, cycle)
+          cycle = None
+          if len(lane.under_way) > 1:
+            await self._read(lane)
+        elif lane.under_way:
+          await self._read(lane)
+        else:
           return
-        outcome = await loop.run_in_executor(lane.thread, lane.execute, cycle)
-        for broken in lane.finish(cycle, outcome):
-          self.drop(broken, "its log-probs are not finite", NonFiniteError)
-        self._account(cycle, outcome)
-        asked = bool(cycle.wanted)
-        cycle = outcome = None  # what was read belongs to others now
-        if asked:
-          for other in self.lanes:
-            self._wake(other)
-        self._admit()
     except asyncio.CancelledError:
-      # The loop is shutting down; the thread may still be at work on these slots.
-      for context in [job.context for job in lane.jobs.values()]:
-        self.drop(context, "the event loop ended")
-      for context in cycle.leaving if cycle else ():
-        self.drop(context, "the event loop ended")
-      if cycle is not None:
-        lane.interrupted = True
-        lane.gone += [*cycle.gone, *(item.slot for item in cycle.evictions)]
+      # The loop is shutting down; the threads may still be at work on these slots.
+      self._interrupt(lane, cycle)
       raise
     except Exception as error:
       self.fail(error)
     finally:
       if lane.task is task:
         lane.task = None
+
+  async def _goes_ahead(self, lane: Lane, running: Running) -> bool:
+    """Whether the next cycle comes before the results of the last; then, waits for the moment."""
+    if not (lane.may_go_ahead and lane.pace.ahead):
+      return False
+    assert running.results is not None
+    await asyncio.wait({running.results}, timeout=lane.pace.hold_back(running.start))
+    return not running.results.done() and lane.may_go_ahead
+
+  def _take_weights(self, lane: Lane) -> Weights:
+    """Those of the next cycle; forgets prefixes of others."""
+    weights = self._weights[lane.slots.home]  # another thread may publish new ones
+    counts = zip(weights.publications, self._known_of, strict=True)
+    for policy, (now, then) in enumerate(counts):
+      if now != then:
+        self.known[policy].clear(weights.versions[policy])
+    self._known_of = weights.publications
+    return weights
+
+  async def _start_cycle(self, lane: Lane, cycle: Cycle) -> None:
+    """Dispatches a cycle, and lets a thread wait for its results."""
+    loop = asyncio.get_running_loop()
+    running = await loop.run_in_executor(lane.thread, lane.dispatch, cycle)
+    running.results = loop.run_in_executor(lane.waiter, running.wait)
+    lane.under_way.append(running)
+    if cycle.wanted:
+      for other in self.lanes:
+        self._wake(other)
+
+  async def _read(self, lane: Lane) -> None:
+    """Takes the results of the oldest cycle under way."""
+    running = lane.under_way[0]
+    assert running.results is not None
+    results = await running.results
+    lane.under_way.popleft()
+    for broken in lane.finish(running, results):
+      self.drop(broken, "its log-probs are not finite", NonFiniteError)
+    self._account(lane, running, results)
+    self._admit()
+
+  def _interrupt(self, lane: Lane, planned: Cycle | None) -> None:
+    """Ends what a lane does where its event loop ends; its threads may still be at work."""
+    for context in [job.context for job in lane.jobs.values()]:
+      self.drop(context, "the event loop ended")
+    cycles = [running.cycle for running in lane.under_way]
+    for running in lane.under_way:
+      if running.results is not None:
+        running.results.cancel()
+    for cycle in cycles if planned is None else [*cycles, planned]:
+      for context in cycle.leaving:
+        self.drop(context, "the event loop ended")
+      lane.interrupted = True
+      lane.gone += [*cycle.gone, *(item.slot for item in cycle.evictions)]
 
   def _wake_others(self, lane: Lane) -> None:
     """Lets other lanes copy out what this one needs."""
@@ -381,18 +433,21 @@ class Scheduler:
       if quiet >= 3 and not lane.woken:
         return
 
-  def _account(self, cycle: Cycle, outcome: Outcome) -> None:
-    stats = self.stats
-    stats.device_seconds += outcome.seconds
+  def _account(self, lane: Lane, running: Running, results: Results) -> None:
+    stats, cycle, chunk = self.stats, running.cycle, results.chunk
+    busy, idle = lane.pace.note_cycle(running.start, results.end, ahead=cycle.ahead)
+    stats.device_seconds += busy
+    stats.idle_seconds += idle
     stats.extended_tokens += sum(len(ids) for part in cycle.rounds for _, ids in part.runs)
     stats.reused_tokens += cycle.reused
     stats.parked += cycle.parked
-    if outcome.chunk is not None:
+    if chunk is not None:
       stats.decode_dispatches += 1
-      stats.sampled_tokens += int(outcome.chunk.counts.sum())
-      if outcome.chunk.drafted is not None and outcome.chunk.accepted is not None:
-        stats.drafted_tokens += int(outcome.chunk.drafted.sum())
-        stats.accepted_tokens += int(outcome.chunk.accepted.sum())
+      stats.ahead_dispatches += cycle.ahead
+      stats.sampled_tokens += int(chunk.counts.sum())
+      if chunk.drafted is not None and chunk.accepted is not None:
+        stats.drafted_tokens += int(chunk.drafted.sum())
+        stats.accepted_tokens += int(chunk.accepted.sum())
 
   def fail(self, error: Exception) -> None:
     """Ends everything under way with ``error``."""

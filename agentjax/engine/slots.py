@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -45,6 +46,18 @@ class Routed(NamedTuple):
     return np.asarray(self.dispatched)[self.row, : self.tokens]
 
 
+class Drawing(NamedTuple):
+  """A decode dispatch that may not have ended yet."""
+
+  dispatched: Chunk  # on the device
+  budget: np.ndarray  # int [slots], tokens at most
+  tenants: np.ndarray  # int [slots], who was in each slot
+
+  def chunk(self) -> Chunk:
+    """What it gave; waits for it."""
+    return jax.device_get(self.dispatched)
+
+
 class SlotEngine:
   """Slots of one lane. Not thread safe; only ``decode`` waits for the device.
 
@@ -66,10 +79,11 @@ class SlotEngine:
 
   Attributes:
     policies: int [slots], whose adapters each slot runs with.
-    lengths: int [slots], tokens each slot holds.
+    lengths: int [slots], tokens each slot holds, without those of a dispatch that was not read yet.
     pools: the pages of each way.
     warm: every program is compiled; one more compilation is a fault.
     dispatches: programs run so far, by name.
+    first_dispatch: ``time.perf_counter`` of the first of them since it was last None.
   """
 
   def __init__(
@@ -84,25 +98,17 @@ class SlotEngine:
   ) -> None:
     model_config.validate("model")
     config.validate("engine")
-    check(
+    require = config.requirements("engine")
+    require(
       not config.record_experts or num_routers(model_config) > 0,
-      "engine.record_experts",
-      config.record_experts,
+      "record_experts",
       f"False for a model without routers (model.pattern={model_config.pattern!r})",
     )
     reason = unverifiable(model_config)
-    check(
-      config.speculate == "none" or reason is None,
-      "engine.speculate",
-      config.speculate,
-      f"'none' with {reason}",
-    )
+    require(config.speculate == "none" or reason is None, "speculate", f"'none' with {reason}")
     reason = undraftable(model_config)
-    check(
-      config.speculate != "mtp" or reason is None,
-      "engine.speculate",
-      config.speculate,
-      f"'none' or 'ngram' with {reason}",
+    require(
+      config.speculate != "mtp" or reason is None, "speculate", f"'none' or 'ngram' with {reason}"
     )
     check(
       not model_config.exact_chunk or config.mesh.size == 1,
@@ -111,13 +117,27 @@ class SlotEngine:
       f"1 along every axis with model.exact_chunk={model_config.exact_chunk}: sums over devices do "
       "not round as training does",
     )
+    require(
+      config.cache_dtype is None or not model_config.exact_chunk,
+      "cache_dtype",
+      f"None with exact log-probs (model.exact_chunk={model_config.exact_chunk}): training rounds "
+      "neither keys nor values",
+    )
     # Frozen copies: compiled programs are shared by these values.
     self.model_config = ModelConfig.from_dict(model_config.to_dict()).freeze()
     self.config = EngineConfig.from_dict(config.to_dict()).freeze()
     self.home = home or make_homes(self.config, None)[0]
     self.programs = programs_of_lane(self.model_config, self.config, vocab_limit, self.home.mesh)
+    require(
+      config.cache_dtype is None or self.programs.has_blocks,
+      "cache_dtype",
+      "None for a model that keeps no keys and values in pages "
+      f"(model.pattern={model_config.pattern!r})",
+    )
     self.slots = self.programs.slots
     self.lengths, self.policies = np.zeros(self.slots, np.int64), np.zeros(self.slots, np.int32)
+    self._tenants = np.zeros(self.slots, np.int64)  # how often each slot was given up
+    self._under_way: Drawing | None = None
     self._by_policy = by_policy
     count = self.programs.pages
     self.pools = [Pages(way * count, count) for way in range(self.programs.ways)]
@@ -126,6 +146,7 @@ class SlotEngine:
     empty = [self.pool(slot).empty for slot in range(self.slots)]
     self._table = np.tile(np.array(empty, np.int32)[:, None], (1, self.programs.entries))
     self.dispatches = dict.fromkeys(self.executables(), 0)
+    self.first_dispatch: float | None = None
     self._grammars: GrammarTable | None = None
     if config.grammar_states:
       vocab = model_config.vocab_size
@@ -249,6 +270,7 @@ class SlotEngine:
       pool.give(page)
     self._shared[slot], self._own[slot] = [], []
     self._table[slot] = pool.empty
+    self._tenants[slot] += 1
 
   def copy_out(self, blocks: Sequence[Stored]) -> None:
     """Copies pieces that only pages hold to the store as well."""
@@ -317,31 +339,51 @@ class SlotEngine:
     return routed
 
   def decode(self, plan: DecodePlan) -> Chunk:
-    """Runs one chunk for all slots with a budget and waits for it.
+    """``start``, a wait, and ``end``."""
+    drawing = self.start(plan)
+    chunk = drawing.chunk()
+    self.end(drawing, chunk)
+    return chunk
+
+  def start(self, plan: DecodePlan) -> Drawing:
+    """Dispatches one chunk for all slots with a budget.
 
     A slot's budget must not exceed the room left in its context. If more grammars are at work than
     the table holds, some slots draw nothing in this chunk.
+
+    Rows with ``plan.ahead`` go on from the dispatch before, which ``end`` was not called for yet.
+    Until it was, nothing else may be done with slots that still draw, but to give them up.
     """
-    full = np.flatnonzero(self.lengths + plan.budget > self.programs.max_tokens)
+    before = np.zeros(self.slots, np.int64)
+    if plan.ahead.any():
+      assert self._under_way is not None, "there is no dispatch to go on from"
+      before = np.where(plan.ahead, self._under_way.budget, 0)
+    reached = self.lengths + before + plan.budget
+    full = np.flatnonzero(reached > self.programs.max_tokens)
     if full.size:
       raise ContextLengthError(
-        f"slot {full[0]} holds {self.lengths[full[0]]} tokens and is to sample "
+        f"slot {full[0]} holds {self.lengths[full[0]] + before[full[0]]} tokens and is to sample "
         f"{plan.budget[full[0]]}; allowed: {self.limit}."
       )
     if self._grammars is not None:
       masks, waiting = self._grammars.masks(plan.grammars)
       plan.budget[waiting] = 0
       plan = plan._replace(grammars=masks)
-    drawing = map(int, np.flatnonzero(plan.budget))
-    self._grow((slot, int(self.lengths[slot] + plan.budget[slot])) for slot in drawing)
+    self._grow((slot, int(reached[slot])) for slot in map(int, np.flatnonzero(plan.budget)))
     plan = plan._replace(table=self._table.copy())
     if self._by_policy:
       plan = plan._replace(policies=self.policies.copy())
     self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
     self._count(self.programs.decode)
-    chunk = jax.device_get(chunk)
-    self.lengths += chunk.counts
-    return chunk
+    self._under_way = Drawing(chunk, plan.budget, self._tenants.copy())
+    return self._under_way
+
+  def end(self, drawing: Drawing, chunk: Chunk) -> None:
+    """Counts what a dispatch drew, in the order of the dispatches."""
+    same = drawing.tenants == self._tenants
+    self.lengths[same] += chunk.counts[same]
+    if self._under_way is drawing:
+      self._under_way = None
 
   @property
   def limit(self) -> str:
@@ -507,6 +549,7 @@ class SlotEngine:
 
   def _count(self, program: Any) -> None:
     self.dispatches[program.__name__] += 1
+    self.first_dispatch = self.first_dispatch or time.perf_counter()
 
 
 def make_store(config: EngineConfig) -> Store:

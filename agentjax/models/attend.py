@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from agentjax.models import flash, splash
+from agentjax.models import flash, paged, splash
 from agentjax.models.chunks import map_time
 from agentjax.models.linear import precision
 from agentjax.models.pages import Held, read_places
@@ -125,12 +125,15 @@ def max_scores(
 def attend_cache(
   query: Float[Array, "rows time heads width"],
   keys: Held,
-  values: Held,
+  values: Held | None,
   *,
   positions: Int[Array, "rows time"],
   scale: float,
   window: int | None = None,
   rows: Int[Array, " rows"] | None = None,
+  counts: Int[Array, " rows"] | Bool[Array, " rows"] | None = None,
+  value_width: int | None = None,
+  kernels: str | None = None,
 ) -> Float[Array, "rows time heads value_width"]:
   """The same over what slots hold, their own tokens included.
 
@@ -138,13 +141,61 @@ def attend_cache(
   what is held and not of the room there is. What a row does not see adds an exact zero: a result
   depends neither on other rows nor on how far the loop goes.
 
+  With ``kernels`` "pallas_tpu" or "pallas_gpu" a kernel reads pages on that platform, where
+  ``paged.fits``: each row as far as it goes itself. On other platforms nothing changes.
+
   Args:
     keys: [slots, kv_heads, length, width]; entry p of a slot belongs to the token at position p.
-    values: [slots, kv_heads, length, value_width].
-    positions: place of each query in its slot; it sees entries up to there.
+    values: [slots, kv_heads, length, value_width]; None where they are the first ``value_width``
+      channels of the keys.
+    positions: place of each query in its slot; it sees entries up to there. Those of a row rise by
+      one; only its first tokens may lie past the end instead, and mean nothing.
     scale, window: see ``attend``.
     rows: slot of each row; None where row r is slot r. One that is no slot means nothing.
+    counts: tokens of each row that are not right padding; padding costs a kernel nothing. None is
+      all of them.
+    value_width: where ``values`` is None.
+    kernels: ``ModelConfig.kernels``.
   """
+
+  def plain() -> Array:
+    own = keys if values is None else values
+    out = _attend_held(query, keys, own, positions, rows, scale=scale, window=window)
+    # The rest is weighed for nothing: to cut it off first would copy the whole cache.
+    return out[..., :value_width] if values is None else out
+
+  def kernel() -> Array:
+    assert kernels is not None
+    return paged.attend_paged(
+      query,
+      keys,
+      values,
+      positions=positions,
+      scale=scale,
+      window=window,
+      rows=rows,
+      counts=counts,
+      value_width=value_width,
+      implementation=kernels,
+    )
+
+  if kernels is None or not paged.fits(kernels, query, keys, values, rows, value_width):
+    return plain()
+  fast = dict.fromkeys(paged.platforms(kernels), kernel)
+  return jax.lax.platform_dependent(**fast, default=plain)
+
+
+def _attend_held(
+  query: Array,
+  keys: Held,
+  values: Held,
+  positions: Array,
+  rows: Array | None,
+  *,
+  scale: float,
+  window: int | None,
+) -> Array:
+  """``attend_cache`` in XLA, block by block."""
   query = jnp.moveaxis(query, 1, 2)
   length = keys.shape[2]
   block = min(CACHE_BLOCK, length)

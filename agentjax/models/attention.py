@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -185,15 +186,16 @@ def attention_extend(
   cache: KVCache,
   config: ModelConfig,
   *,
-  rows: Int[Array, " rows"],
+  rows: Int[Array, " rows"] | None,
   positions: Int[Array, "rows time"],
-  counts: Int[Array, " rows"],
+  counts: Int[Array, " rows"] | Bool[Array, " rows"],
   sees: Int[Array, "rows time"] | None = None,
 ) -> tuple[Float[Array, "rows time embed"], KVCache]:
   """Appends ``counts[r]`` tokens to slot ``rows[r]`` and attends over all the slot holds.
 
   Args:
-    rows: slot of each row; the number of slots for a row that is not used.
+    rows: slot of each row; the number of slots for a row that is not used. None where row r is
+      slot r.
     positions: place of each token in its slot.
     counts: tokens of each row that are not right padding.
     sees: last place of the slot that each token sees; None is its own.
@@ -201,28 +203,34 @@ def attention_extend(
   query, key, value = project_heads(params, x, config, positions)
   cache = append_rows(cache, key, value, rows=rows, positions=positions, counts=counts)
   scale = config.head_dim**-0.5
-  last = positions if sees is None else sees
-  out = attend_cache(query, cache.keys, cache.values, positions=last, scale=scale, rows=rows)
+  out = attend_cache(
+    query,
+    cache.keys,
+    cache.values,
+    positions=positions if sees is None else sees,
+    scale=scale,
+    rows=rows,
+    counts=counts,
+    kernels=config.kernels if sees is None else None,
+  )
   return merge_heads(params, out), cache
 
 
-def attention_step(
-  params: Attention,
-  x: Float[Array, "slots embed"],
-  cache: KVCache,
-  config: ModelConfig,
-  *,
-  lengths: Int[Array, " slots"],
-  active: Bool[Array, " slots"],
-) -> tuple[Float[Array, "slots embed"], KVCache]:
-  """One token for every active slot, written at ``lengths``."""
-  query, key, value = project_heads(params, x[:, None], config, lengths[:, None])
-  cache = append_step(cache, key, value, lengths=lengths, active=active)
-  seen = jnp.where(active, lengths, 0)  # what idle slots hold need not be read
-  out = attend_cache(
-    query, cache.keys, cache.values, positions=seen[:, None], scale=config.head_dim**-0.5
-  )
-  return merge_heads(params, out)[:, 0], cache
+def step_of(extend: Callable[..., tuple[Array, Any]]) -> Callable[..., tuple[Array, Any]]:
+  """The step that belongs to an ``extend`` of slots: ``(..., lengths, active) -> (out, cache)``.
+
+  It is one token [slots, embed] for every active slot, written at ``lengths``: a row for each.
+  """
+
+  def step(params: Any, x: Array, *how: Any, lengths: Array, active: Array) -> tuple[Array, Any]:
+    positions = jnp.where(active, lengths, 0)[:, None]  # what idle slots hold need not be read
+    out, cache = extend(params, x[:, None], *how, rows=None, positions=positions, counts=active)
+    return out[:, 0], cache
+
+  return step
+
+
+attention_step = step_of(attention_extend)
 
 
 def attention_chunk(
@@ -264,9 +272,9 @@ def append_rows(
   key: Float[Array, "rows time kv_heads head_dim"],
   value: Float[Array, "rows time kv_heads head_dim"],
   *,
-  rows: Int[Array, " rows"],
+  rows: Int[Array, " rows"] | None,
   positions: Int[Array, "rows time"],
-  counts: Int[Array, " rows"],
+  counts: Int[Array, " rows"] | Bool[Array, " rows"],
 ) -> KVCache:
   """The cache with ``counts[r]`` more tokens in slot ``rows[r]`` (see ``attention_extend``)."""
   real = jnp.arange(key.shape[1]) < counts[:, None]
@@ -274,22 +282,6 @@ def append_rows(
   return KVCache(
     keys=write_places(cache.keys, rows, place, key),
     values=write_places(cache.values, rows, place, value),
-  )
-
-
-def append_step(
-  cache: KVCache,
-  key: Float[Array, "slots 1 kv_heads head_dim"],
-  value: Float[Array, "slots 1 kv_heads head_dim"],
-  *,
-  lengths: Int[Array, " slots"],
-  active: Bool[Array, " slots"],
-) -> KVCache:
-  """The cache with one more token in every active slot."""
-  place = jnp.where(active, lengths, cache.keys.shape[2])[:, None]
-  return KVCache(
-    keys=write_places(cache.keys, None, place, key),
-    values=write_places(cache.values, None, place, value),
   )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -63,6 +61,7 @@ class Appended(NamedTuple):
   rows: Array  # int32 [R], slot of each row; the number of slots for a row that is not used
   positions: Array  # int32 [R, C], place of each token in its slot
   counts: Array  # int32 [R], tokens of each row that are not padding
+  sees: Array | None = None  # int32 [R, C], last place that each token sees; None is its own
 
   @property
   def real(self) -> Array:
@@ -235,8 +234,8 @@ def _attention(
 ) -> BlockKind:
   def forward(params, x, config, rows, given):
     del given
-    ids = {"segment_ids": rows.segment_ids, "positions": rows.positions, "sight": rows.sight}
-    out, top = attend(params, x, config, **ids)
+    ids = {"segment_ids": rows.segment_ids, "positions": rows.positions}
+    out, top = attend(params, x, config, **ids, sight=rows.sight)
     return out, BlockReport(max_scores=None if top is None else top[None])
 
   def extend(params, x, entry, config, appended, given):
@@ -300,26 +299,15 @@ class _Kinds(dict[str, BlockKind]):
     return kind
 
 
-_ATTENTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
-  "*": (attention_spec, attention, attention_extend, attention_step, init_kv_cache),
-  "A": (mla_spec, mla, mla_extend, mla_step, init_latent_cache),
-}
 KINDS = _Kinds(
   {
     "M": _mamba2(),
+    "*": _attention(attention_spec, attention, attention_extend, attention_step, init_kv_cache),
     "-": _mlp(),
     "E": _moe(),
-    **{kind: _attention(*functions) for kind, functions in _ATTENTIONS.items()},
+    "A": _attention(mla_spec, mla, mla_extend, mla_step, init_latent_cache),
   }
 )
-
-
-def kinds_that_see(sees: Array) -> Mapping[str, BlockKind]:
-  """Kinds whose attention in ``extend`` reaches to the places ``sees``, int32 [R, C], of a slot."""
-  own = {}
-  for kind, (spec, attend, extend, *rest) in _ATTENTIONS.items():
-    own[kind] = _attention(spec, attend, functools.partial(extend, sees=sees), *rest)
-  return collections.ChainMap(own, KINDS)
 
 
 def register_block(character: str, kind: BlockKind, *, name: str) -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from agentjax.models.attention import KVCache
-from agentjax.models.blocks import KINDS, Appended, BlockKind, Stepped, kinds_that_see
+from agentjax.models.blocks import KINDS, Appended, BlockKind, Stepped
 from agentjax.models.config import ModelConfig
 from agentjax.models.exact import chunk_shapes, padded_length, read_out, run_chunk
 from agentjax.models.heads import compute_logits
@@ -259,15 +259,14 @@ def extend(
   """
   if sees is not None or embedded is not None:
     config.check_sight()
-  kinds = KINDS if sees is None else kinds_that_see(sees)
   if cache.recent is not None:
     return _extend_exactly(params, config, cache, cache.recent, rows, token_ids, counts)
   used = (rows >= 0) & (rows < cache.slots) & (counts > 0)
   rows = jnp.where(used, rows, cache.slots)
   starts = cache.lengths.at[rows].get(mode="clip")
   positions = starts[:, None] + jnp.arange(token_ids.shape[1])
-  appended = Appended(rows, positions, counts)
-  x, entries, routed = _run_stack(params, config, cache, token_ids, appended, embedded, kinds)
+  appended = Appended(rows, positions, counts, sees)
+  x, entries, routed = _run_stack(params, config, cache, token_ids, appended, embedded)
   x = close_stream(x, config)
   last = jnp.maximum(counts - 1, 0)[:, None, None]
   hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
@@ -442,7 +441,6 @@ def _run_stack(
   token_ids: Array,
   where: Appended | Stepped,
   embedded: Array | None = None,
-  kinds: Mapping[str, BlockKind] = KINDS,
 ) -> tuple[Any, tuple[Any, ...], list[Array]]:
   """The stream after the last block, the entries of all blocks, the experts of each router."""
   x, per_layer = open_stream(params, config, token_ids, embedded)
@@ -455,7 +453,7 @@ def _run_stack(
   run = functools.partial(run_section, config=config, where=where)
   passes = pass_kind(config)
   if passes is None:
-    return run(x, sections[0], kinds=kinds)
+    return run(x, sections[0])
   return passes.decode(getattr(params, passes.field), x, tuple(sections), config, where, run)
 
 

@@ -15,7 +15,6 @@ from agentjax.config import (
   PositiveInt,
   Range,
   Share,
-  check,
 )
 
 KINDS = {
@@ -68,12 +67,8 @@ class MlaConfig(Config):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    check(
-      self.rope_dim >= 2 and self.rope_dim % 2 == 0,
-      f"{path}.rope_dim",
-      self.rope_dim,
-      "even and at least 2",
-    )
+    require = self.requirements(path)
+    require(self.rope_dim >= 2 and self.rope_dim % 2 == 0, "rope_dim", "even and at least 2")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -105,10 +100,10 @@ class Gemma4Config(Config):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    check(
+    require = self.requirements(path)
+    require(
       self.global_head_dim >= 2 and self.global_head_dim % 2 == 0,
-      f"{path}.global_head_dim",
-      self.global_head_dim,
+      "global_head_dim",
       "even and at least 2",
     )
 
@@ -133,11 +128,11 @@ class MtpConfig(Config):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
+    require = self.requirements(path)
     kinds = {k: v for k, v in KINDS.items() if k in BUILT_IN and k not in GEMMA_KINDS}
-    check(
+    require(
       bool(self.pattern) and set(self.pattern) <= set(kinds),
-      f"{path}.pattern",
-      self.pattern,
+      "pattern",
       "a non-empty string of " + ", ".join(f"{k!r} ({v})" for k, v in kinds.items()),
     )
 
@@ -170,11 +165,6 @@ class LoopConfig(Config):
   def fixed_depth(self) -> int:
     """Iterations if none are given."""
     return self.mean_depth if self.eval_depth is None else self.eval_depth
-
-  @property
-  def last_iterations(self) -> int:
-    """How many iterations gradients go through."""
-    return -(-self.mean_depth // 2) if self.gradient_depth is None else self.gradient_depth
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -216,7 +206,9 @@ class ModelConfig(Config):
       is copied into stacks.
     logits_chunk: time steps whose logits are held at once while scoring.
     kernels: implementation of the state space and convolution kernels; None picks the fastest.
-      "pallas_gpu" is also the flash kernel of attention in training, where ``flash.fits``.
+      "pallas_tpu" and "pallas_gpu" are also the kernel that reads keys and values in pages, where
+      ``paged.fits``, and "pallas_gpu" the flash kernel of attention in training, where
+      ``flash.fits``. With "pallas_tpu" latents are kept in a multiple of 128 numbers a token.
     num_heads, num_kv_heads, head_dim: query heads, shared key/value heads, width of each.
     rope_theta: base of the rotary embedding (2104.09864, half-split layout); None is no position
       embedding, as in Nemotron-H.
@@ -382,179 +374,156 @@ class ModelConfig(Config):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    check(
+    require = self.requirements(path)
+    require(
       bool(self.pattern) and set(self.pattern) <= set(KINDS),
-      f"{path}.pattern",
-      self.pattern,
+      "pattern",
       "a non-empty string of "
       + ", ".join(f"{k!r} ({v})" for k, v in KINDS.items())
       + "; a block of your own after models.register_block: import the module that calls it",
     )
     ahead = "" if self.mtp is None else self.mtp.pattern
     shares_heads = bool(set("*" + GEMMA_KINDS) & set(self.pattern + ahead))
-    check(
+    require(
       not shares_heads or self.num_heads % self.num_kv_heads == 0,
-      f"{path}.num_kv_heads",
-      self.num_kv_heads,
+      "num_kv_heads",
       f"a divisor of num_heads={self.num_heads}",
     )
-    check(
+    require(
       self.rope_theta is None or (self.rope_theta > 1 and self.head_dim % 2 == 0),
-      f"{path}.rope_theta",
-      self.rope_theta,
+      "rope_theta",
       f"None, or above 1 with an even head_dim (head_dim={self.head_dim})",
     )
-    check(
+    require(
       self.rope_scaling_factor is None
       or (self.rope_scaling_factor >= 1 and self.rope_theta is not None),
-      f"{path}.rope_scaling_factor",
-      self.rope_scaling_factor,
+      "rope_scaling_factor",
       f"None, or at least 1 with a rope_theta (rope_theta={self.rope_theta})",
     )
-    check(
+    require(
       0 < self.rope_low_freq_factor < self.rope_high_freq_factor,
-      f"{path}.rope_low_freq_factor",
-      self.rope_low_freq_factor,
+      "rope_low_freq_factor",
       f"above 0 and below rope_high_freq_factor={self.rope_high_freq_factor}",
     )
     latent = bool(set("AS") & set(self.pattern + ahead))
-    check(
+    require(
       not latent or (self.mla is not None and self.rope_theta is not None),
-      f"{path}.mla",
-      self.mla,
+      "mla",
       "an MlaConfig where pattern has 'A' or 'S', and there with a "
       f"rope_theta (rope_theta={self.rope_theta})",
     )
     self._check_gemma(path)
     self._check_loops(path)
-    check(
+    require(
       self.mamba_heads % self.mamba_groups == 0,
-      f"{path}.mamba_groups",
-      self.mamba_groups,
+      "mamba_groups",
       f"a divisor of mamba_heads={self.mamba_heads}",
     )
-    check(
-      0 < self.dt_min <= self.dt_max,
-      f"{path}.dt_min",
-      self.dt_min,
-      f"above 0 and at most dt_max={self.dt_max}",
-    )
+    require(0 < self.dt_min <= self.dt_max, "dt_min", f"above 0 and at most dt_max={self.dt_max}")
     high = float("inf") if self.dt_limit_high is None else self.dt_limit_high
-    check(
+    require(
       0 <= self.dt_limit_low < high,
-      f"{path}.dt_limit_low",
-      self.dt_limit_low,
+      "dt_limit_low",
       f"from 0 to below dt_limit_high={self.dt_limit_high}",
     )
     self._check_experts(path)
     self._check_exact(path)
 
   def _check_exact(self, path: str) -> None:
-    name, value = f"{path}.exact_chunk", self.exact_chunk
-    if not value:
+    if not self.exact_chunk:
       return
+    require = self.requirements(path)
     inexact = sorted(set(self.pattern) - set(EXACT_KINDS))
-    check(
+    require(
       not inexact,
-      name,
-      value,
+      "exact_chunk",
       f"0 with blocks {', '.join(f'{k!r} ({KINDS[k]})' for k in inexact)}: only "
       f"{', '.join(f'{k!r} ({KINDS[k]})' for k in EXACT_KINDS)} run on its grid",
     )
     for field in ("loop", "second_pass"):
-      check(
-        getattr(self, field) is None, name, value, f"0 with {path}.{field}, which runs blocks again"
-      )
-    check(
+      once = getattr(self, field) is None
+      require(once, "exact_chunk", f"0 with {path}.{field}, which runs blocks again")
+    require(
       self.kernels in (None, "xla", "reference"),
-      name,
-      value,
+      "exact_chunk",
       f"0 with {path}.kernels={self.kernels!r}; exact with None, 'xla' or 'reference'",
     )
 
   def _check_experts(self, path: str) -> None:
-    check(
+    require = self.requirements(path)
+    require(
       self.zero_experts == 0 or self.latent_size == 0,
-      f"{path}.zero_experts",
-      self.zero_experts,
+      "zero_experts",
       f"0 with a latent_size ({self.latent_size})",
     )
     groups = self.num_expert_groups
     members = self.num_experts // max(groups, 1)
-    check(
+    require(
       groups == 1
       or (groups > 1 and members * groups == self.num_experts and members > 1)
       and self.zero_experts == 0,
-      f"{path}.num_expert_groups",
-      groups,
+      "num_expert_groups",
       f"1, or without zero_experts ({self.zero_experts}) a divisor of "
       f"num_experts={self.num_experts} that leaves two experts or more in a group",
     )
-    check(
+    require(
       1 <= self.expert_groups_per_token <= groups,
-      f"{path}.expert_groups_per_token",
-      self.expert_groups_per_token,
+      "expert_groups_per_token",
       f"from 1 to num_expert_groups={groups}",
     )
     reached = members * self.expert_groups_per_token + self.zero_experts
-    check(
+    require(
       self.experts_per_token <= reached,
-      f"{path}.experts_per_token",
-      self.experts_per_token,
+      "experts_per_token",
       f"at most the {reached} experts that a token can reach (num_experts={self.num_experts})",
     )
-    check(
+    require(
       self.active_experts is None or 0 < self.active_experts <= self.experts_per_token,
-      f"{path}.active_experts",
-      self.active_experts,
+      "active_experts",
       f"None, or above 0 and at most experts_per_token={self.experts_per_token}",
     )
-    check(
+    require(
       self.expert_capacity is None or self.expert_capacity > 0,
-      f"{path}.expert_capacity",
-      self.expert_capacity,
+      "expert_capacity",
       "None, or above 0",
     )
 
   def _check_loops(self, path: str) -> None:
-    check(
+    require = self.requirements(path)
+    require(
       self.mtp is None or self.gemma is None,
-      f"{path}.mtp",
-      self.mtp,
+      "mtp",
       "None with config.gemma, whose embeddings are scaled",
     )
     if self.loop is not None:
       core = self.sections[1]
       # A router would choose again in every iteration, but replay has only one choice.
-      check(
+      require(
         bool(core) and set(core) <= set("*-MA"),
-        f"{path}.loop.prelude",
-        self.loop.prelude,
+        "loop.prelude",
         f"with coda={self.loop.coda} what leaves a core of '*', '-', 'M' and 'A' blocks between "
         f"them (pattern={self.pattern!r}, core={core!r})",
       )
-    check(
+    require(
       self.second_pass is None or (self.loop is None and set(self.pattern) <= set("*-")),
-      f"{path}.second_pass",
-      self.second_pass,
+      "second_pass",
       f"None, unless the pattern has '*' and '-' blocks only and config.loop is None "
       f"(pattern={self.pattern!r})",
     )
 
   def _check_gemma(self, path: str) -> None:
+    require = self.requirements(path)
     layers = [kind for kind in self.pattern if kind in GEMMA_KINDS]
     if not layers and self.gemma is None:
       return
-    check(
+    require(
       len(layers) == len(self.pattern) and self.gemma is not None,
-      f"{path}.pattern",
-      self.pattern,
+      "pattern",
       f"with config.gemma only {', '.join(GEMMA_KINDS)}, and these only with config.gemma",
     )
-    check(
+    require(
       self.rope_theta is not None and self.rope_scaling_factor is None,
-      f"{path}.rope_theta",
-      self.rope_theta,
+      "rope_theta",
       "a number, and config.rope_scaling_factor=None, in Gemma 4 models "
       f"(rope_scaling_factor={self.rope_scaling_factor})",
     )
@@ -562,15 +531,13 @@ class ModelConfig(Config):
     for lends, reads in ("Lr", "GR"):
       lent = self.pattern.find(lends)
       read = self.pattern.find(reads)
-      check(
+      require(
         self.pattern.count(lends) <= 1 and (read < 0 or 0 <= lent < read),
-        f"{path}.pattern",
-        self.pattern,
+        "pattern",
         f"one {lends!r} at most, before every {reads!r}",
       )
-    check(
+    require(
       self.num_heads % self.gemma.global_kv_heads == 0,
-      f"{path}.gemma.global_kv_heads",
-      self.gemma.global_kv_heads,
+      "gemma.global_kv_heads",
       f"a divisor of num_heads={self.num_heads}",
     )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from agentjax.models.config import Activation
-from agentjax.models.linear import Adapted, batched, precision
+from agentjax.models.linear import Adapted, batched, precision, summed
 from agentjax.models.mlp import activate
 from agentjax.models.spec import Weight
 
@@ -119,20 +119,12 @@ def _all_experts(experts: Experts, tokens: Array, ids: Array, gates: Array) -> A
 
 def _into_all(tokens: Array, weight: Weight) -> Array:
   """[tokens, in] by [experts, in, hidden] to [tokens, experts, hidden]."""
-  product = functools.partial(jnp.einsum, precision=precision(tokens.dtype))
-  if not isinstance(weight, Adapted):
-    return product("td,edf->tef", tokens, weight)
-  narrow = weight.scaled(product("td,edr->ter", tokens, weight.a))
-  return product("td,edf->tef", tokens, weight.base) + product("ter,erf->tef", narrow, weight.b)
+  return summed(tokens, weight, "td,edf->tef", ("td,edr->ter", "ter,erf->tef"))
 
 
 def _out_of_all(hidden: Array, weight: Weight) -> Array:
   """[tokens, experts, hidden] by [experts, hidden, in], summed over experts to [tokens, in]."""
-  product = functools.partial(jnp.einsum, precision=precision(hidden.dtype))
-  if not isinstance(weight, Adapted):
-    return product("tef,efd->td", hidden, weight)
-  narrow = weight.scaled(product("tef,efr->ter", hidden, weight.a))
-  return product("tef,efd->td", hidden, weight.base) + product("ter,erd->td", narrow, weight.b)
+  return summed(hidden, weight, "tef,efd->td", ("tef,efr->ter", "ter,erd->td"))
 
 
 def _sum_of_rows(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -132,29 +131,38 @@ def up_heads(
   x: Float[Array, "rows time heads in"], weight: Weight
 ) -> Float[Array, "rows time heads out"]:
   """Each head by its own part of ``weight`` [in, heads, out]."""
-  product = _product(x.dtype)
-  if not isinstance(weight, Adapted):
-    return product("rthi,iho->rtho", x, weight)
-  narrow = weight.scaled(product("rthi,ik->rthk", x, weight.a))
-  return product("rthi,iho->rtho", x, weight.base) + product("rthk,kho->rtho", narrow, weight.b)
+  return summed(x, weight, "rthi,iho->rtho", ("rthi,ik->rthk", "rthk,kho->rtho"))
 
 
 def down_heads(
   x: Float[Array, "rows time heads out"], weight: Weight
 ) -> Float[Array, "rows time heads in"]:
   """Each head by the transpose of its own part of ``weight`` [in, heads, out]."""
-  product = _product(x.dtype)
-  if not isinstance(weight, Adapted):
-    return product("rtho,iho->rthi", x, weight)
-  narrow = weight.scaled(product("rtho,kho->rthk", x, weight.b))
-  return product("rtho,iho->rthi", x, weight.base) + product("rthk,ik->rthi", narrow, weight.a)
+  through = ("rtho,kho->rthk", "rthk,ik->rthi")
+  return summed(x, weight, "rtho,iho->rthi", through, transposed=True)
 
 
-def _product(dtype: jnp.dtype) -> Callable[..., Array]:
+def summed(
+  x: Array, weight: Weight, whole: str, through: tuple[str, str], transposed: bool = False
+) -> Array:
+  """``einsum(whole, x, weight)`` in the dtype of x; ``weight`` is an array, or ``Adapted``.
+
+  Args:
+    x: activations.
+    weight: see ``whole``.
+    whole: equation of x and the weight.
+    through: those of an adapter: of x and the first of its two matrices, and of that and the other.
+    transposed: the first of them is B.
+  """
+
   def product(equation: str, x: Array, weight: Array) -> Array:
-    return jnp.einsum(equation, x, weight.astype(dtype), precision=precision(dtype))
+    return jnp.einsum(equation, x, weight.astype(x.dtype), precision=precision(x.dtype))
 
-  return product
+  if not isinstance(weight, Adapted):
+    return product(whole, x, weight)
+  first, second = (weight.b, weight.a) if transposed else (weight.a, weight.b)
+  narrow = weight.scaled(product(through[0], x, first))
+  return product(whole, x, weight.base) + product(through[1], narrow, second)
 
 
 def linear_gradients(

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from agentjax.models.attend import Sight, attend, attend_cache, attend_chunk, max_scores
-from agentjax.models.attention import rope_frequencies, rope_scaling, rotate
+from agentjax.models.attention import rope_frequencies, rope_scaling, rotate, step_of
 from agentjax.models.config import MlaConfig, ModelConfig
 from agentjax.models.linear import down_heads, linear, up_heads
 from agentjax.models.norm import norm_spec, rms_norm
+from agentjax.models.paged import TPU_LANES
 from agentjax.models.pages import Held, read_places, reshaped, write_places
 from agentjax.models.spec import ParamSpec, Weight
 
@@ -43,7 +44,7 @@ class Mla:
 class LatentCache:
   """What every slot keeps of a token: its latent and, behind it, its rotated shared key."""
 
-  latents: Held  # [slots, length, kv_lora + rope]
+  latents: Held  # [slots, length, width], see ``latent_width``
 
 
 def mla_spec(config: ModelConfig) -> Mla:
@@ -82,9 +83,15 @@ def mla_spec(config: ModelConfig) -> Mla:
 
 def init_latent_cache(config: ModelConfig, slots: int, length: int) -> LatentCache:
   """Zeros, in the compute dtype."""
-  sizes = _sizes(config)
-  shape = (slots, length, sizes.kv_lora + sizes.rope_dim)
+  shape = (slots, length, latent_width(config))
   return LatentCache(latents=jnp.zeros(shape, config.dtype))
+
+
+def latent_width(config: ModelConfig) -> int:
+  """Numbers kept of a token: kv_lora + rope, for the kernel on TPUs zeros up to whole lanes."""
+  sizes = _sizes(config)
+  width = sizes.kv_lora + sizes.rope_dim
+  return -(-width // TPU_LANES) * TPU_LANES if config.kernels == "pallas_tpu" else width
 
 
 def mla(
@@ -128,15 +135,16 @@ def mla_extend(
   cache: LatentCache,
   config: ModelConfig,
   *,
-  rows: Int[Array, " rows"],
+  rows: Int[Array, " rows"] | None,
   positions: Int[Array, "rows time"],
-  counts: Int[Array, " rows"],
+  counts: Int[Array, " rows"] | Bool[Array, " rows"],
   sees: Int[Array, "rows time"] | None = None,
 ) -> tuple[Float[Array, "rows time embed"], LatentCache]:
   """Appends ``counts[r]`` tokens to slot ``rows[r]`` and attends over all the slot holds.
 
   Args:
-    rows: slot of each row; the number of slots for a row that is not used.
+    rows: slot of each row; the number of slots for a row that is not used. None where row r is
+      slot r.
     positions: place of each token in its slot.
     counts: tokens of each row that are not right padding.
     sees: last place of the slot that each token sees; None is its own.
@@ -145,26 +153,10 @@ def mla_extend(
   real = jnp.arange(x.shape[1]) < counts[:, None]
   place = jnp.where(real, positions, cache.latents.shape[1])
   latents = write_places(cache.latents, rows, place, kept)
-  last = positions if sees is None else sees
-  return _read(params, query, latents, config, last, rows), LatentCache(latents)
+  return _read(params, query, latents, config, positions, counts, rows, sees), LatentCache(latents)
 
 
-def mla_step(
-  params: Mla,
-  x: Float[Array, "slots embed"],
-  cache: LatentCache,
-  config: ModelConfig,
-  *,
-  lengths: Int[Array, " slots"],
-  active: Bool[Array, " slots"],
-) -> tuple[Float[Array, "slots embed"], LatentCache]:
-  """One token for every active slot, written at ``lengths``."""
-  positions = lengths[:, None]
-  query, kept = _absorb(params, x[:, None], config, positions)
-  place = jnp.where(active, lengths, cache.latents.shape[1])[:, None]
-  latents = write_places(cache.latents, None, place, kept)
-  seen = jnp.where(active, lengths, 0)[:, None]  # what idle slots hold need not be read
-  return _read(params, query, latents, config, seen)[:, 0], LatentCache(latents)
+mla_step = step_of(mla_extend)
 
 
 def mla_chunk(
@@ -229,14 +221,18 @@ def _project(
 
 
 def _absorb(params: Mla, x: Array, config: ModelConfig, positions: Array) -> tuple[Array, Array]:
-  """Queries against the cache [R, C, heads, kv_lora + rope], and what it keeps of the tokens.
+  """Queries against the cache [R, C, heads, width], and what it keeps of the tokens.
 
   ``q · W_uk c = (W_ukᵀ q) · c``: with W_uk on the side of the query, all heads read one key.
   """
   nope, rope, latent, key = _project(params, x, config, positions)
   query = down_heads(nope, params.key_up)
   kept = jnp.concatenate([latent, key[:, :, 0]], axis=-1)
-  return jnp.concatenate([query, rope], axis=-1), kept
+  query = jnp.concatenate([query, rope], axis=-1)
+  spare = latent_width(config) - kept.shape[-1]
+  if spare:
+    query, kept = (jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, spare)]) for v in (query, kept))
+  return query, kept
 
 
 def _read(
@@ -245,13 +241,23 @@ def _read(
   latents: Held,
   config: ModelConfig,
   positions: Array,
-  rows: Array | None = None,
+  counts: Array,
+  rows: Array | None,
+  sees: Array | None,
 ) -> Array:
-  """``W_o W_uv sum_s p_s c_s`` over what slots hold [slots, length, kv_lora + rope]."""
-  held = reshaped(latents, lambda v: v[:, None])
-  # The rotated part is weighed for nothing: to cut it off first would copy the whole cache.
-  read = attend_cache(query, held, held, positions=positions, scale=_scale(config), rows=rows)
-  return _lift(params, read[..., : params.value_up.shape[0]])
+  """``W_o W_uv sum_s p_s c_s`` over what slots hold [slots, length, width]."""
+  read = attend_cache(
+    query,
+    reshaped(latents, lambda v: v[:, None]),
+    None,
+    positions=positions if sees is None else sees,
+    scale=_scale(config),
+    rows=rows,
+    counts=counts,
+    value_width=params.value_up.shape[0],
+    kernels=config.kernels if sees is None else None,
+  )
+  return _lift(params, read)
 
 
 def _lift(params: Mla, read: Array) -> Array:

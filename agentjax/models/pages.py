@@ -17,8 +17,27 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from agentjax.sharding import on_shards, ways
+from pallas_kernels.paged_attention import quantize_tokens
 
 Array = jax.Array
+
+
+@flax.struct.dataclass
+class Quantised:
+  """A pool of narrow numbers, as it is kept between calls: ``numbers * scales[..., None]``.
+
+  Attributes:
+    numbers: [pages, ..., tokens, width], of a dtype that ``quantize_tokens`` makes.
+    scales: float32 [pages, ..., tokens].
+  """
+
+  numbers: Array
+  scales: Array
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Of the pool that this stands for."""
+    return self.numbers.shape
 
 
 @flax.struct.dataclass
@@ -35,6 +54,8 @@ class Paged:
     length: places of a row.
     ways: parts.
     empty: pages at the start of each part that belong to no row.
+    scales: float32 [pages, ..., tokens], where ``pool`` holds narrow numbers (``Quantised``).
+    dtype: of what is read of narrow numbers.
   """
 
   pool: Array
@@ -42,6 +63,8 @@ class Paged:
   length: int = flax.struct.field(pytree_node=False)
   ways: int = flax.struct.field(pytree_node=False, default=1)
   empty: int = flax.struct.field(pytree_node=False, default=1)
+  scales: Array | None = None
+  dtype: Any = flax.struct.field(pytree_node=False, default=None)
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -58,43 +81,14 @@ def is_paged(value: Any) -> bool:
 
 
 def reshaped(held: Held, change: Callable[[Array], Array]) -> Held:
-  """``change`` of the array or pool, whose first and last two axes must stay."""
-  return (
-    dataclasses.replace(held, pool=change(held.pool)) if isinstance(held, Paged) else change(held)
-  )
+  """``change`` of the array or pool, whose last two axes must stay; its rows or pages may change.
 
-
-def flattened(entries: Any, depth: int) -> Any:
-  """Entries [rows, depth, ...] as those of ``rows * depth`` rows."""
-
-  def merge(held: Held) -> Held:
-    if not isinstance(held, Paged):
-      return held.reshape(-1, *held.shape[2:])
-    table = held.table[:, None] * depth + jnp.arange(depth)[:, None]
-    return dataclasses.replace(
-      held,
-      pool=held.pool.reshape(-1, *held.pool.shape[2:]),
-      table=table.reshape(-1, table.shape[2]),
-      empty=held.empty * depth,
-    )
-
-  return jax.tree.map(merge, entries, is_leaf=is_paged)
-
-
-def unflattened(entries: Any, depth: int) -> Any:
-  """Inverse of ``flattened``."""
-
-  def split(held: Held) -> Held:
-    if not isinstance(held, Paged):
-      return held.reshape(-1, depth, *held.shape[1:])
-    return dataclasses.replace(
-      held,
-      pool=held.pool.reshape(-1, depth, *held.pool.shape[1:]),
-      table=held.table[::depth] // depth,
-      empty=held.empty // depth,
-    )
-
-  return jax.tree.map(split, entries, is_leaf=is_paged)
+  Where the pool holds narrow numbers, ``change`` also gets their scales, as a pool of width 1.
+  """
+  if not isinstance(held, Paged):
+    return change(held)
+  scales = held.scales if held.scales is None else change(held.scales[..., None])[..., 0]
+  return dataclasses.replace(held, pool=change(held.pool), scales=scales)
 
 
 def read_places(
@@ -117,6 +111,9 @@ def read_places(
     if size < held.shape[-2]:
       part = jax.lax.dynamic_slice_in_dim(held, start, size, axis=held.ndim - 2)
     return part if rows is None else part.at[rows].get(mode="clip")
+  if held.scales is not None:
+    numbers, scales = (read_places(part, rows, start, size) for part in _parts(held))
+    return (numbers.astype(jnp.float32) * scales).astype(held.dtype)
   table = held.table if rows is None else held.table.at[rows].get(mode="clip")
   tokens = held.pool.shape[-2]
   if isinstance(start, int):
@@ -161,6 +158,13 @@ def write_places(
   every = jnp.arange(held.shape[0]) if rows is None else rows
   if not isinstance(held, Paged):
     return _put(held, every[:, None], places, values)
+  if held.scales is not None:
+    both = zip(_parts(held), quantize_tokens(values, held.pool.dtype), strict=True)
+    numbers, scales = (
+      write_places(part, rows, places, v.reshape(*values.shape[:-1], -1)) for part, v in both
+    )
+    assert isinstance(numbers, Paged) and isinstance(scales, Paged)
+    return dataclasses.replace(held, pool=numbers.pool, scales=scales.pool[..., 0])
   tokens, part = held.pool.shape[-2], held.pool.shape[0] // held.ways
   found = held.table.at[every[:, None], places // tokens].get(mode="fill", fill_value=0)
   lost = (found % part < held.empty) | (places >= held.length)
@@ -177,6 +181,13 @@ def write_places(
 def place_index(array: Array, first: Array, place: Array) -> tuple[Any, ...]:
   """Index of ``array`` [first, ..., place, width]; the axes of the result follow theirs."""
   return (first, *(slice(None),) * (array.ndim - 3), place)
+
+
+def _parts(held: Paged) -> tuple[Paged, Paged]:
+  """Narrow numbers, and their scales as a pool of width 1."""
+  assert held.scales is not None
+  numbers = dataclasses.replace(held, scales=None)
+  return numbers, dataclasses.replace(numbers, pool=held.scales[..., None])
 
 
 def _whole_pages(pool: Array, pages: Array, *, size: int) -> Array:

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from agentjax.models.attend import attend_cache
-from agentjax.models.attention import append_rows, merge_heads, project_heads
+from agentjax.models.attention import attention_extend
 from agentjax.models.blocks import KINDS, Appended, Block, BlockKind
 from agentjax.models.cache import Cache, run_section
 from agentjax.models.config import BUILT_IN, ModelConfig
@@ -162,11 +161,9 @@ def _attention(
   """As ``attention_extend``, with a row for every slot: nothing has to be gathered."""
   del given
   inputs = rms_norm(x, params.norm, config.norm_eps)
-  query, key, value = project_heads(params.mixer, inputs, config, where.positions)
-  entry = append_rows(entry, key, value, **where._asdict())
-  scale = config.head_dim**-0.5
-  out = attend_cache(query, entry.keys, entry.values, positions=where.positions, scale=scale)
-  return x + merge_heads(params.mixer, out), entry, None
+  every = where._asdict() | {"rows": None}
+  out, entry = attention_extend(params.mixer, inputs, entry, config, **every)
+  return x + out, entry, None
 
 
 # ``extend`` of these takes a row for every slot, in order.

@@ -113,8 +113,6 @@ class AdvantageChoice(Choice):
 class OwnAdvantage(Adopted, AdvantageChoice):
   """A function without settings."""
 
-  found: Any = dataclasses.field(default=None, compare=False, repr=False)
-
   def __call__(self, inputs: AdvantageInputs) -> Array:
     return self.found(inputs)
 

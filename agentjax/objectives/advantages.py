@@ -143,6 +143,7 @@ class AdvantageConfig(Config):
 
   def validate(self, path: str = "advantage") -> None:
     super().validate(path)
+    require = self.requirements(path)
     if self.function is not None:
       self.check_own_function(path)
     alpha = self.length_adaptive_lambda
@@ -169,32 +170,26 @@ class AdvantageConfig(Config):
         "standardises the result)."
       )
     if self.index_set == "turn_then_token":
-      check(
-        self.credit == "gae",
-        f"{path}.credit",
-        self.credit,
-        "'gae' with index_set 'turn_then_token'",
-      )
+      require(self.credit == "gae", "credit", "'gae' with index_set 'turn_then_token'")
       if alpha is not None:
         raise ConfigError(
           f"{path}.length_adaptive_lambda={alpha} has no meaning over turns; got {path}.index_set="
           "'turn_then_token'. Set it to None."
         )
-    check(len(set(self.parts)) == len(self.parts), f"{path}.parts", self.parts, "distinct names")
-    check(
+    require(len(set(self.parts)) == len(self.parts), "parts", "distinct names")
+    require(
       len(self.part_weights) in (0, len(self.parts)),
-      f"{path}.part_weights",
-      self.part_weights,
+      "part_weights",
       f"one number for each of {path}.parts, or ()",
     )
     alone = EVERY_PART not in self.parts or (len(self.parts) == 1 and not self.part_weights)
-    check(alone, f"{path}.parts", self.parts, f"{EVERY_PART!r} alone, without part_weights")
+    require(alone, "parts", f"{EVERY_PART!r} alone, without part_weights")
     paid = self.turn_rewards
     check(len(set(paid)) == len(paid), f"{path}.turn_rewards", paid, "distinct names")
     for name in ("centre", "scale") if paid and self.function is None else ():
       value = getattr(self, name)
       check(value == "none", f"{path}.{name}", value, f"'none' with {path}.turn_rewards={paid}")
-    check(not (paid and self.parts), f"{path}.parts", self.parts, f"() with {path}.turn_rewards")
+    require(not (paid and self.parts), "parts", f"() with {path}.turn_rewards")
     if self.credit != "gae":
       self._only_with("gae", path, gae_lambda=1.0, value_lambda=1.0, length_adaptive_lambda=None)
     if self.credit == "broadcast" and self.function is None:

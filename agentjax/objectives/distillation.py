@@ -43,7 +43,6 @@ from agentjax.config import (
   PositiveShare,
   Range,
   Share,
-  check,
 )
 
 DivergenceKind = Literal["reverse_kl", "forward_kl", "jsd", "mixed"]
@@ -127,22 +126,20 @@ class DistillationConfig(Config):
 
   def validate(self, path: str = "distillation") -> None:
     super().validate(path)
-    check(
+    require = self.requirements(path)
+    require(
       self.rest != "floor" or self.divergence != "jsd",
-      f"{path}.rest",
-      self.rest,
+      "rest",
       f"'renormalise', 'bucket' or 'drop' with {path}.divergence='jsd'",
     )
-    check(
+    require(
       self.clip is None or self.form == "sampled",
-      f"{path}.clip",
-      self.clip,
+      "clip",
       f"none with {path}.form={self.form!r}, which has no sampled advantage",
     )
-    check(
+    require(
       self.centre == "none" or self.form == "sampled",
-      f"{path}.centre",
-      self.centre,
+      "centre",
       f"'none' with {path}.form={self.form!r}, which has no sampled advantage",
     )
 

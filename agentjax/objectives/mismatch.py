@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.config import Config, ConfigError, PositiveFloat, check
+from agentjax.config import Config, ConfigError, PositiveFloat
 from agentjax.objectives.kl import LOG_RATIO_LIMIT
 from agentjax.objectives.segments import (
   sequence_units,
@@ -75,6 +75,7 @@ class MismatchConfig(Config):
 
   def validate(self, path: str = "mismatch") -> None:
     super().validate(path)
+    require = self.requirements(path)
     low, high = self.filter_low, self.filter_high
     if self.filter_level == "none" and (low is not None or high is not None):
       raise ConfigError(
@@ -90,10 +91,9 @@ class MismatchConfig(Config):
       raise ConfigError(
         f"{path}.filter_low={self.filter_low} must be below {path}.filter_high={self.filter_high}."
       )
-    check(
+    require(
       self.drops or self.dropped == "count",
-      f"{path}.dropped",
-      self.dropped,
+      "dropped",
       f"'count' without {path}.filter_level or {path}.veto_below: nothing is dropped",
     )
     if self.self_normalise and self.weight_level == "none":

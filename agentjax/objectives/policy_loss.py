@@ -19,7 +19,6 @@ from agentjax.config import (
   NonNegativeFloat,
   PositiveFloat,
   PositiveShare,
-  check,
 )
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.kl import LOG_RATIO_LIMIT, KlEstimator
@@ -87,8 +86,9 @@ class PolicyLossConfig(Config):
 
   def validate(self, path: str = "policy_loss") -> None:
     super().validate(path)
+    require = self.requirements(path)
     if self.clip != "gmpo":
-      check(self.clip_low <= 1, f"{path}.clip_low", self.clip_low, "0 to 1 (bounds the ratio)")
+      require(self.clip_low <= 1, "clip_low", "0 to 1 (bounds the ratio)")
 
     ratio_only, score_only = ("sapo", "gmpo"), ("truncate", "unit")
     if self.gradient_form == "score" and self.clip in ratio_only:
@@ -105,18 +105,16 @@ class PolicyLossConfig(Config):
       if self.clip != "ppo" or self.gradient_form != "ratio":
         self._conflict(path, "dual_clip", "clip", "it needs clip='ppo', gradient_form='ratio'")
       floor = f"above 1 + {path}.clip_high"
-      check(self.dual_clip > 1 + self.clip_high, f"{path}.dual_clip", self.dual_clip, floor)
+      require(self.dual_clip > 1 + self.clip_high, "dual_clip", floor)
     if self.kl_weight != "none":
-      check(
+      require(
         self.kl_coefficient > 0,
-        f"{path}.kl_weight",
-        self.kl_weight,
+        "kl_weight",
         f"'none' with {path}.kl_coefficient={self.kl_coefficient}",
       )
-      check(
+      require(
         self.kl_estimator in ("k1", "k2", "k3"),
-        f"{path}.kl_estimator",
-        self.kl_estimator,
+        "kl_estimator",
         f"'k1', 'k2' or 'k3' with {path}.kl_weight={self.kl_weight!r}",
       )
     elif self.kl_coefficient > 0 and self.kl_estimator == "k1":

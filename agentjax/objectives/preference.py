@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.config import Config, PositiveFloat, Range, check
+from agentjax.config import Config, PositiveFloat, Range
 from agentjax.objectives.value_loss import bernoulli_value_loss
 
 
@@ -39,13 +39,8 @@ class PreferenceConfig(Config):
 
   def validate(self, path: str = "preference") -> None:
     super().validate(path)
-    smoothing = self.label_smoothing
-    check(
-      self.form == "dpo" or smoothing == 0,
-      f"{path}.label_smoothing",
-      smoothing,
-      "0 with form='outcome'",
-    )
+    require, plain = self.requirements(path), self.label_smoothing == 0
+    require(self.form == "dpo" or plain, "label_smoothing", "0 with form='outcome'")
 
 
 def dpo_loss(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from agentjax.config import Config, NonNegativeFloat, PositiveFloat, check
+from agentjax.config import Config, NonNegativeFloat, PositiveFloat
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -27,11 +27,9 @@ class ValueLossConfig(Config):
 
   def validate(self, path: str = "value_loss") -> None:
     super().validate(path)
-    check(
-      self.clip is None or self.kind == "squared",
-      f"{path}.clip",
-      self.clip,
-      f"None with {path}.kind={self.kind!r}",
+    require = self.requirements(path)
+    require(
+      self.clip is None or self.kind == "squared", "clip", f"None with {path}.kind={self.kind!r}"
     )
 
   def value(self, output: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -31,6 +31,7 @@ from agentjax.sharding import (
   make_mesh,
   replicated,
   shardings,
+  split_rows,
 )
 from agentjax.signals.critic import critic_spec
 from agentjax.signals.teacher import TeacherHead, TeacherTargets
@@ -42,14 +43,13 @@ from agentjax.training.policies import trained_networks
 from agentjax.training.snapshots import snapshot_networks
 from agentjax.training.state import (
   NetworkSpec,
+  StateSpec,
   TrainState,
   Weights,
-  abstract_state,
   full_policy,
   network_specs,
-  state_shardings,
 )
-from agentjax.training.update import UpdateBatch, make_score, make_update, micro_rows, split_rows
+from agentjax.training.update import UpdateBatch, make_score, make_update, micro_rows
 from agentjax.trajectory.batch import abstract_batch
 from agentjax.trajectory.experts import compact_dtype
 
@@ -130,11 +130,8 @@ def describe_lane(topology: str, size: int) -> Sequence[jax.Device]:
 class _Training:
   """Shapes and placements of the training state."""
 
-  mesh: jax.sharding.Mesh
-  optimizer: Any
-  placed: TrainState
+  spec: StateSpec
   state: TrainState
-  further: tuple[str, ...]
 
   @property
   def parts(self) -> dict[str, Any]:
@@ -144,7 +141,7 @@ class _Training:
       "parameters": self.state.weights,
       "optimiser": networks["policy"].opt_state,
       "reference": self.state.reference,
-      "further networks": {name: networks[name] for name in self.further},
+      "further networks": {name: networks[name] for name in self.spec.further},
     }
 
   def policy(self, experiment: Experiment) -> Any:
@@ -153,7 +150,7 @@ class _Training:
     if experiment.lora is None:
       return weights.policy
     whole = jax.jit(functools.partial(full_policy, lora=experiment.lora))
-    with jax.set_mesh(self.mesh):
+    with jax.set_mesh(self.spec.mesh):
       lowered = whole.trace(weights, reference).lower(lowering_platforms=("tpu",))
     return _placed(jax.eval_shape(whole, weights, reference), lowered.compile().output_shardings)
 
@@ -166,17 +163,8 @@ def _training(experiment: Experiment, devices: Sequence[jax.Device]) -> _Trainin
   specs = network_specs(model, critic, experiment.lora)
   optimizer = build_optimizer(stage.optimizer, stage.steps, specs)
   further = _further_networks(experiment, specs, optimizer, reference)
-  placed = state_shardings(
-    model,
-    optimizer,
-    mesh,
-    critic=critic,
-    reference=reference,
-    lora=experiment.lora,
-    further=further,
-  )
-  state = abstract_state(model, optimizer, placed, experiment.lora, further)
-  return _Training(mesh, optimizer, placed, state, tuple(further))
+  spec = StateSpec(model, optimizer, mesh, critic, reference, experiment.lora, further)
+  return _Training(spec, spec.abstract())
 
 
 def plan_training(
@@ -199,15 +187,15 @@ def plan_training(
   """
   stage, model = experiment.rl, experiment.model
   training = _training(experiment, devices)
-  mesh, state = training.mesh, training.state
+  spec, mesh, state = training.spec, training.spec.mesh, training.state
   update = make_update(
     model,
-    training.optimizer,
+    spec.optimizer,
     policy_objective(stage.objective),
     dataclasses.replace(
       update_settings(stage, experiment.lora), distillation=stage.objective.distillation
     ),
-    training.placed,
+    spec.placed,
   )
   batch = _in_rows(_abstract_update_batch(experiment, rows), mesh)
   count = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh))
@@ -226,12 +214,13 @@ def plan_scoring(
 ) -> Plan:
   """Plans the forward pass that recomputes log-probs; arguments as of ``plan_training``."""
   training = _training(experiment, devices)
-  batch = _in_rows(_abstract_update_batch(experiment, rows), training.mesh)
+  mesh = training.spec.mesh
+  batch = _in_rows(_abstract_update_batch(experiment, rows), mesh)
   weights = Weights(training.policy(experiment), training.state.weights.value)
   tokens = (batch.token_ids, batch.prepared.segment_ids, batch.positions, batch.experts)
-  count = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(training.mesh))
+  count = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh))
   name = "parameters" if experiment.lora is None else "parameters and adapters in one"
-  with jax.set_mesh(training.mesh):
+  with jax.set_mesh(mesh):
     return _compile(
       make_score(experiment.model, experiment.rl.sampling.temperature or 1.0),
       (weights, *tokens, count),

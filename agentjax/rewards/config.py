@@ -71,34 +71,32 @@ class RewardConfig(Config):
 
   def validate(self, path: str = "config.reward") -> None:
     super().validate(path)
-    check(len(self.parts) > 0, f"{path}.parts", self.parts, "at least one scorer")
-    check(len(set(self.parts)) == len(self.parts), f"{path}.parts", self.parts, "distinct names")
+    require = self.requirements(path)
+    require(len(self.parts) > 0, "parts", "at least one scorer")
+    require(len(set(self.parts)) == len(self.parts), "parts", "distinct names")
     for name in filter(is_own, self.parts):
       check_name(name, f"{path}.parts")
-    check(
+    require(
       len(self.weights) == len(self.parts),
-      f"{path}.weights",
-      self.weights,
+      "weights",
       f"one weight for each of the {len(self.parts)} parts",
     )
-    check(
+    require(
       MONITOR_PART not in self.parts,
-      f"{path}.parts",
-      self.parts,
+      "parts",
       f"names other than {MONITOR_PART!r}, which the setting 'monitor' adds",
     )
     for name in self.settings:
       check(name in self.parts, f"{path}.settings", name, f"one of {path}.parts = {self.parts}")
-    check(any(self.weights), f"{path}.weights", self.weights, "at least one weight other than 0")
+    require(any(self.weights), "weights", "at least one weight other than 0")
     if self.gate is not None:
-      check(self.gate in self.parts, f"{path}.gate", self.gate, f"one of parts {self.parts}")
+      require(self.gate in self.parts, "gate", f"one of parts {self.parts}")
     if self.gated:
-      check(self.gate is not None, f"{path}.gated", self.gated, "() where gate is None")
+      require(self.gate is not None, "gated", "() where gate is None")
     for name in self.gated:
-      check(
+      require(
         name in self.parts and name != self.gate,
-        f"{path}.gated",
-        self.gated,
+        "gated",
         f"names of parts {self.parts} other than the gate",
       )
 

@@ -58,8 +58,3 @@ class GroupScorerConfig(ScorerConfig):
 @dataclasses.dataclass(unsafe_hash=True)
 class OwnScorer(Adopted, ScorerConfig):
   """A scorer without settings, named by ``module:attribute``."""
-
-  found: Any = dataclasses.field(default=None, compare=False, repr=False)
-
-  def build(self, sandboxes: Sandboxes) -> Scorer:
-    return self.found

@@ -72,11 +72,6 @@ class IndependentConfig(SamplerConfig):
 class OwnSampler(Adopted, SamplerConfig):
   """A sampler without settings, named by ``module:attribute``."""
 
-  found: Any = dataclasses.field(default=None, compare=False, repr=False)
-
-  def build(self, rewards: RewardGraph) -> Sampler:
-    return self.found
-
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ContextConfig(Choice):
@@ -98,11 +93,6 @@ class ContextConfig(Choice):
 @dataclasses.dataclass(unsafe_hash=True)
 class OwnContext(Adopted, ContextConfig):
   """A context manager without settings, named by ``module:attribute``."""
-
-  found: Any = dataclasses.field(default=None, compare=False, repr=False)
-
-  def build(self) -> ContextManager:
-    return self.found
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -149,11 +139,6 @@ class ToolLoopConfig(ProgramConfig):
 @dataclasses.dataclass(unsafe_hash=True)
 class OwnProgram(Adopted, ProgramConfig):
   """A program without settings, named by ``module:attribute``."""
-
-  found: Any = dataclasses.field(default=None, compare=False, repr=False)
-
-  def build(self) -> EpisodeProgram:
-    return self.found
 
 
 @dataclasses.dataclass(unsafe_hash=True)

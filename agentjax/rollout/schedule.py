@@ -12,7 +12,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from agentjax.config import Config, NonNegativeInt, check
+from agentjax.config import Config, NonNegativeInt
 from agentjax.trajectory.record import Trajectory
 
 Key = TypeVar("Key")
@@ -52,19 +52,14 @@ class ScheduleConfig(Config):
 
   def validate(self, path: str = "config.rl.schedule") -> None:
     super().validate(path)
+    require = self.requirements(path)
     if self.mode == "async":
-      check(
-        self.staleness is not None,
-        f"{path}.staleness",
-        self.staleness,
-        f">= 0 updates with {path}.mode='async'",
-      )
+      require(self.staleness is not None, "staleness", f">= 0 updates with {path}.mode='async'")
     else:
       for name, default in (("staleness", None), ("stale", "wait")):
-        check(
+        require(
           getattr(self, name) == default,
-          f"{path}.{name}",
-          getattr(self, name),
+          name,
           f"{default!r} with {path}.mode={self.mode!r}; it belongs to mode='async'",
         )
 

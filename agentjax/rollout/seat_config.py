@@ -121,17 +121,16 @@ class TrainedSeat(SeatConfig):
 
   def validate(self, path: str = "seat") -> None:
     super().validate(path)
-    check(
+    require = self.requirements(path)
+    require(
       not self.policy or (self.policy.isidentifier() and self.policy != POLICY),
-      f"{path}.policy",
-      self.policy,
+      "policy",
       f"an identifier that is not {POLICY!r}, or ''",
     )
     wanted = "RUN or RUN/checkpoints/STEP" if self.start == "checkpoint" else "none"
-    check(
+    require(
       (self.path is not None) == (self.start == "checkpoint"),
-      f"{path}.path",
-      self.path,
+      "path",
       f"{wanted} with start={self.start!r}",
     )
     rate = self.learning_rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -90,34 +90,20 @@ class RolloutStatistics:
 
   def metrics(self) -> dict[str, float]:
     """Flat scalars under ``rollout/``, ``reward/`` and ``tool/<name>/``; unknown ones left out."""
-    flat: dict[str, float] = {"rollout/episodes": self.episodes}
-    for name in (
-      "turns",
-      "tool_calls",
-      "tool_errors",
-      "prompt_tokens",
-      "sampled_tokens",
-      "observation_tokens",
-      "truncated_share",
-      "fault_share",
-      "no_verdict_share",
-      "screened_share",
-      "close_errors",
-    ):
-      flat[f"rollout/{name}"] = getattr(self, name)
-    for status, count in self.statuses.items():
-      flat[f"rollout/status_{status}"] = count
-    flat["reward/valid_share"] = self.valid_share
+    scalars = {name: value for name, value in vars(self).items() if isinstance(value, int | float)}
+    flat = {"reward/valid_share": scalars.pop("valid_share")}
     if self.reward is not None:
-      flat["reward/mean"] = self.reward
-    for cause, value in self.masked.items():
-      flat[f"rollout/masked_{cause}"] = value
-    for cause, value in self.counted.items():
-      flat[f"rollout/counted_{cause}"] = value
-    for part, value in self.reward_parts.items():
-      flat[f"reward/part_{part}"] = value
-    for part, value in self.invalid_parts.items():
-      flat[f"reward/invalid_{part}"] = value
+      flat["reward/mean"] = scalars.pop("reward")
+    flat |= {f"rollout/{name}": value for name, value in scalars.items()}
+    named: dict[str, Mapping[str, float]] = {
+      "rollout/status": self.statuses,
+      "rollout/masked": self.masked,
+      "rollout/counted": self.counted,
+      "reward/part": self.reward_parts,
+      "reward/invalid": self.invalid_parts,
+    }
+    for prefix, values in named.items():
+      flat |= {f"{prefix}_{name}": value for name, value in values.items()}
     for tool, figures in self.tools.items():
       for name, value in dataclasses.asdict(figures).items():
         flat[f"tool/{tool}/{name}"] = value

@@ -18,7 +18,6 @@ from agentjax.config import (
   PositiveFloat,
   PositiveInt,
   Range,
-  check,
 )
 from agentjax.faults import Fault, Owner
 
@@ -98,10 +97,10 @@ class SandboxLimits(Config):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    check(
+    require = self.requirements(path)
+    require(
       self.output_kill_bytes >= self.output_bytes,
-      f"{path}.output_kill_bytes",
-      self.output_kill_bytes,
+      "output_kill_bytes",
       f">= output_bytes ({self.output_bytes})",
     )
 

@@ -11,6 +11,7 @@ from agentjax.sharding.layout import (
   replicated,
   row_multiple,
   shardings,
+  split_rows,
   time_multiple,
 )
 from agentjax.sharding.mesh import MESH_AXES, MeshConfig, make_mesh
@@ -36,6 +37,7 @@ __all__ = [
   "replicated",
   "row_multiple",
   "shardings",
+  "split_rows",
   "time_multiple",
   "ways",
   "whole",

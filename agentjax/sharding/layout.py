@@ -138,6 +138,11 @@ def time_multiple(mesh: Mesh) -> int:
   return math.prod(mesh.shape[axis] for axis in LOGICAL_AXES["time"])
 
 
+def split_rows(tree: Any, rows: int) -> Any:
+  """[M * rows, ...] arrays as [M, rows, ...]."""
+  return jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), tree)
+
+
 def batch_shardings(batch: Any, mesh: Mesh) -> Any:
   """Shardings of a tree of packed arrays: [B, T, ...] as ``batch_sharding``, [N] and [] replicated.
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:
   """What the signals of a run are built with; ``mesh`` is that of the updates."""
-  stage, likelihood = parts.experiment.rl, parts.experiment.likelihood
+  stage = parts.experiment.rl
   expected = stage.tasks_per_step * parts.experiment.rollout.group_size
   pack = functools.partial(
     pack_rows,
@@ -34,7 +34,7 @@ def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:
     rows=stage.microbatch_rows,
     pad_id=parts.tokenizer.pad_id,
     expected=-(-expected // stage.minibatches),
-    align=max(1, parts.model.exact_chunk, 1 if likelihood is None else likelihood.align),
+    align=max(parts.experiment.likelihood.align, parts.model.exact_chunk),
   )
   return SignalTools(
     parts.model,
@@ -45,19 +45,6 @@ def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:
     stage.sampling.temperature or 1.0,
     stage.steps * stage.minibatches,
     parts.chat,
-  )
-
-
-def build_teachers(parts: Parts, tools: SignalTools) -> Teachers:
-  """The teachers that ``config.rl.teachers`` names; they are loaded at their first use."""
-  return Teachers(
-    parts.experiment.rl.teachers,
-    parts.chat,
-    tools.model,
-    tools.mesh,
-    tools.temperature,
-    tools.pack,
-    tools.rows,
   )
 
 
@@ -75,7 +62,7 @@ class SignalBuilder:
   def __init__(self, parts: Parts, tools: SignalTools):
     self._experiment: Experiment = parts.experiment
     self._tools = tools
-    self._teachers = build_teachers(parts, tools)
+    self._teachers = Teachers(parts.experiment.rl.teachers, tools)
     self._own = tuple(config.build(tools) for config in parts.experiment.rl.signals)
     stage = parts.experiment.rl
     self._process = None if stage.process is None else stage.process.build(tools)

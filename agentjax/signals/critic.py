@@ -16,11 +16,18 @@ from agentjax.models import ModelConfig, forward
 from agentjax.names import Choice
 from agentjax.objectives.columns import VALUES
 from agentjax.objectives.value_loss import ValueLossConfig, value_loss
-from agentjax.signals.networks import check_start, descend, map_rows, reader_model, reader_spec
+from agentjax.signals.networks import (
+  check_start,
+  descend,
+  map_rows,
+  reader_model,
+  reader_spec,
+  steps_on,
+)
 from agentjax.signals.signal import BatchContext, Result, Signal, SignalTools
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.rows import MeshRows
-from agentjax.training.state import Network, NetworkSpec, Weights, network_shardings
+from agentjax.training.state import Network, NetworkSpec, Weights
 from agentjax.training.update import state_values
 from agentjax.trajectory.batch import Batch
 
@@ -127,13 +134,10 @@ class Critic(Signal):
     assert spec.optimizer is not None
     self._rows = MeshRows(tools.mesh, tools.rows)
     self._score = jax.jit(functools.partial(_values, model=self._model, rows=tools.rows))
-    self._update = jax.jit(
-      functools.partial(
-        _update, model=self._model, optimizer=spec.optimizer, loss=loss, rows=tools.rows
-      ),
-      donate_argnums=0,
-      out_shardings=(network_shardings(spec.specs, spec.optimizer, tools.mesh), None),
+    update = functools.partial(
+      _update, model=self._model, optimizer=spec.optimizer, loss=loss, rows=tools.rows
     )
+    self._learn = steps_on(update, spec, tools.mesh, config.epochs)
 
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
     reading = self.read(context, batch)
@@ -151,13 +155,9 @@ class Critic(Signal):
       reading.collect(x)
       for x in (prepared.returns, prepared.value_coefficients, prepared.old_values)
     )
-    first: dict[str, Any] = {}
-    for _ in range(self._config.epochs):
-      with jax.set_mesh(self.tools.mesh):
-        network, metrics = self._update(network, _tokens(reading.batch), targets)
-      first = first or metrics
+    network, metrics = self._learn(network, _tokens(reading.batch), targets)
     return Result(
-      networks={CRITIC: network}, metrics={f"critic/{name}": v for name, v in first.items()}
+      networks={CRITIC: network}, metrics={f"critic/{name}": v for name, v in metrics.items()}
     )
 
   def read(self, context: BatchContext, batch: Batch) -> Reading:

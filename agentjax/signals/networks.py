@@ -10,11 +10,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Bool, Float
 
 from agentjax.config import check
-from agentjax.models import ModelConfig
+from agentjax.models import ModelConfig, forward
+from agentjax.models.heads import values
+from agentjax.objectives.segments import last_of_unit, turn_units
+from agentjax.sharding import split_rows
 from agentjax.training.optimizer import OptimizerConfig, bad_steps, build_optimizer
-from agentjax.training.state import Network, NetworkSpec, Weights, network_specs
+from agentjax.training.state import (
+  Network,
+  NetworkSpec,
+  Weights,
+  network_shardings,
+  network_specs,
+)
+from agentjax.trajectory.batch import Batch
 
 Array = jax.Array
 
@@ -56,14 +67,9 @@ def reader_spec(
   return NetworkSpec(specs, build_optimizer(optimizer, steps, specs), start)
 
 
-def cut_rows(tree: Any, rows: int) -> Any:
-  """[B, ...] arrays as [M, rows, ...]."""
-  return jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), tree)
-
-
 def map_rows(function: Callable[[Any], Array], tree: Any, rows: int) -> Array:
   """[B, ...] of a function of [rows, ...] arrays, one micro-batch at a time."""
-  found = jax.lax.map(function, cut_rows(tree, rows))
+  found = jax.lax.map(function, split_rows(tree, rows))
   return found.reshape(-1, *found.shape[2:])
 
 
@@ -93,7 +99,7 @@ def descend(
 
   zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), network.weights)
   empty = (zeros, jnp.zeros((), jnp.float32))
-  (grads, value), _ = jax.lax.scan(add, empty, cut_rows(data, rows))
+  (grads, value), _ = jax.lax.scan(add, empty, split_rows(data, rows))
   changes, opt_state = optimizer.update(grads, network.opt_state, network.weights)
   metrics = {
     "loss": value,
@@ -102,3 +108,58 @@ def descend(
     "bad_steps": bad_steps(opt_state).astype(jnp.float32),
   }
   return Network(optax.apply_updates(network.weights, changes), opt_state), metrics
+
+
+def steps_on(
+  update: Callable[..., tuple[Network, dict[str, Array]]],
+  spec: NetworkSpec,
+  mesh: jax.sharding.Mesh,
+  epochs: int,
+) -> Callable[..., tuple[Network, dict[str, Array]]]:
+  """Optimiser steps of a network on a batch: ``(network, *data) -> (network, metrics)``.
+
+  Args:
+    update: one step, such as ``descend``, of the same arguments and results.
+    spec: of the network, with an optimiser.
+    mesh: that of the updates.
+    epochs: steps.
+
+  Returns:
+    A function that takes over the buffers of the network; its metrics are those of the first step.
+  """
+  placed = network_shardings(spec.specs, spec.optimizer, mesh)
+  step = jax.jit(update, donate_argnums=0, out_shardings=(placed, None))
+
+  def run(network: Network, *data: Any) -> tuple[Network, dict[str, Array]]:
+    first: dict[str, Array] = {}
+    for _ in range(epochs):
+      with jax.set_mesh(mesh):
+        network, metrics = step(network, *data)
+      first = first or metrics
+    return network, first
+
+  return run
+
+
+@jax.jit
+def turn_ends(batch: Batch) -> Bool[Array, "batch time"]:
+  """The last token that the policy drew in each turn."""
+  drawn = (batch.versions >= 0).astype(jnp.float32)
+  return last_of_unit(drawn, turn_units(batch.segment_ids, batch.turns))
+
+
+TurnRows = tuple[Array, Array, Array, Array]
+
+
+def turn_rows(batch: Batch) -> TurnRows:
+  """What a network reads that speaks of turns: ids, sequences, positions and ``turn_ends``."""
+  return batch.token_ids, batch.segment_ids, batch.positions, turn_ends(batch)
+
+
+def said_of_turns(
+  weights: Weights, rows: TurnRows, model: ModelConfig
+) -> Float[Array, "batch time"]:
+  """The head's output where a turn ends, 0 elsewhere."""
+  ids, segments, positions, ends = rows
+  hidden = forward(weights.policy, model, ids, segments, positions).hidden
+  return jnp.where(ends, values(weights.value, hidden), 0)

@@ -43,8 +43,8 @@ from agentjax.objectives.distillation import (
   divergence,
   entropy,
 )
-from agentjax.sharding import batch_sharding, fingerprint, shardings
-from agentjax.signals.networks import cut_rows
+from agentjax.sharding import batch_sharding, fingerprint, shardings, split_rows
+from agentjax.signals.signal import SignalTools
 from agentjax.text.build import read_chat
 from agentjax.text.chat import Chat
 from agentjax.training import processes
@@ -282,25 +282,13 @@ class Teachers:
 
   Args:
     configs: where they are; they are loaded at their first use.
-    chat, student: how the student writes, and its model.
-    mesh: that of the updates.
-    temperature: divides the logits of student and teachers alike.
-    pack: rows of sequences.
-    rows: rows a forward pass, of which a pack is a multiple.
+    tools: of the run: the student, how it writes, and its rows. Its temperature divides the
+      teachers' logits too.
   """
 
-  def __init__(
-    self,
-    configs: Sequence[TeacherConfig],
-    chat: Chat,
-    student: ModelConfig,
-    mesh: jax.sharding.Mesh,
-    temperature: float,
-    pack: Callable[[Sequence[PackedSequence]], Batch],
-    rows: int,
-  ):
-    self._configs, self._chat, self._student = configs, chat, student
-    self._mesh, self._temperature, self._pack, self._rows = mesh, temperature, pack, rows
+  def __init__(self, configs: Sequence[TeacherConfig], tools: SignalTools):
+    mesh = tools.mesh
+    self._configs, self._tools = configs, tools
     self._loaded: dict[int, Teacher] = {}
     self._asks: dict[tuple[int, DistillationConfig], Ask] = {}
     self._join = jax.jit(
@@ -309,7 +297,7 @@ class Teachers:
     )
     self._spread = jax.jit(_spread, out_shardings=batch_sharding(mesh))
     cut = jax.sharding.NamedSharding(mesh, jax.P(None, *batch_sharding(mesh).spec))
-    self._cut = jax.jit(functools.partial(cut_rows, rows=rows), out_shardings=cut)
+    self._cut = jax.jit(functools.partial(split_rows, rows=tools.rows), out_shardings=cut)
     self._take = jax.jit(
       lambda grids, at: [grid[at] for grid in grids], out_shardings=batch_sharding(mesh)
     )
@@ -319,8 +307,11 @@ class Teachers:
 
   def __getitem__(self, number: int) -> Teacher:
     if number not in self._loaded:
-      config = self._configs[number]
-      self._loaded[number] = load_teacher(config, self._chat, self._student, self._mesh)
+      tools = self._tools
+      assert tools.chat is not None
+      self._loaded[number] = load_teacher(
+        self._configs[number], tools.chat, tools.model, tools.mesh
+      )
     return self._loaded[number]
 
   def head(self) -> TeacherHead:
@@ -358,15 +349,16 @@ class Teachers:
     stored = _stored_columns(settings, batch)
     if stored is not None:
       return _readable({name: placed.columns[column] for name, column in stored.items()}, settings)
+    mesh = self._tools.mesh
     owners = route(self._configs, [s.source for s in sequences])
     found: dict[str, Array] | None = None
     for number in sorted(set(owners)):
       own = [i for i, owner in enumerate(owners) if owner == number]
       if len(own) == len(sequences):
         return self._answers(number, settings, policy, batch, placed)
-      part = self._pack([sequences[i] for i in own])
+      part = self._tools.pack([sequences[i] for i in own])
       answers = self._answers(number, settings, policy, part, part)
-      cells = jax.device_put(_cells(part, own, batch, sequences), batch_sharding(self._mesh))
+      cells = jax.device_put(_cells(part, own, batch, sequences), batch_sharding(mesh))
       found = self._spread(answers, cells, found)
     assert found is not None
     return found
@@ -390,7 +382,7 @@ class Teachers:
     sequences = to_sequences(trajectories)
     if len(sequences) != len(trajectories):
       raise ValueError("an episode has several branches, or no token; give episodes of one path.")
-    batch = self._pack(sequences).without(*TEACHER_COLUMNS)
+    batch = self._tools.pack(sequences).without(*TEACHER_COLUMNS)
     answers = processes.local_copy(self.ask(settings, policy, batch, sequences))
     each = {k: unpack(v, batch.segment_ids, len(sequences)) for k, v in answers.items()}
     return [{k: values[i] for k, values in each.items()} for i in range(len(sequences))]
@@ -404,7 +396,7 @@ class Teachers:
     placed: Batch,
   ) -> dict[str, Array]:
     """Scores of one teacher for all rows, one micro-batch at a time; ``batch`` is on the host."""
-    teacher, student = self[number], self._student
+    teacher, student, mesh = self[number], self._tools.model, self._tools.mesh
     logits = settings.form != "sampled" or settings.needs_comparison
     if logits and teacher.model.vocab_size != student.vocab_size:
       raise ConfigError(
@@ -414,12 +406,12 @@ class Teachers:
       )
     key = number, settings
     if key not in self._asks:
-      self._asks[key] = make_ask(settings, student, teacher.model, self._temperature)
+      self._asks[key] = make_ask(settings, student, teacher.model, self._tools.temperature)
     grids = (placed.token_ids, placed.segment_ids, placed.positions)
-    rows = self._cut(jax.device_put(grids, batch_sharding(self._mesh)))
+    rows = self._cut(jax.device_put(grids, batch_sharding(mesh)))
     parts: list[dict[str, Array]] = []
-    with jax.set_mesh(self._mesh):
-      for at, segment_ids in enumerate(cut_rows(batch.segment_ids, self._rows)):
+    with jax.set_mesh(mesh):
+      for at, segment_ids in enumerate(split_rows(batch.segment_ids, self._tools.rows)):
         if parts and not np.any(segment_ids):
           parts.append(jax.tree.map(jnp.zeros_like, parts[0]))
           continue

@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 import sentencepiece
 
-from agentjax.config import Config, ConfigError, FilePath, check
+from agentjax.config import Config, ConfigError, FilePath
 from agentjax.files import write_atomically
 from agentjax.names import check_name, entry_names
 
@@ -304,27 +304,25 @@ class TokenizerConfig(Config):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
+    require = self.requirements(path)
     check_name(self.kind, f"{path}.kind", (*_MARKED_KINDS, *entry_names(*FOLDER_KINDS)))
     if self.kind == "sentencepiece":
-      check(
+      require(
         self.path is not None,
-        f"{path}.path",
-        self.path,
+        "path",
         'the file of a sentencepiece model when kind is "sentencepiece"',
       )
     elif not self.reads_folder:
-      check(
+      require(
         self.path is None,
-        f"{path}.path",
-        self.path,
+        "path",
         f'None when kind is {self.kind!r}; "sentencepiece" reads a file, "huggingface" a folder',
       )
     least = _UNKNOWN + 1 + NUM_BYTES
     if self.kind == "sentencepiece_from_tasks":
-      check(
+      require(
         self.vocab_size > least,
-        f"{path}.vocab_size",
-        self.vocab_size,
+        "vocab_size",
         f"more than {least} (8 special, 1 unknown and 256 byte pieces)",
       )
 

@@ -52,6 +52,7 @@ class ToolsConfig(Config):
 
   def check_sandboxes(self, sandboxes: Sandboxes, path: str = "config.tools") -> None:
     """Raises ConfigError if a built-in tool cannot work in the sandboxes of a run."""
+    require = self.requirements(path)
     bench = Workbench(sandboxes, self.workspace)
     for name in self.names:
       if is_own(name):
@@ -59,10 +60,9 @@ class ToolsConfig(Config):
       settings, where = self.tool(name), f"{path}.settings.{name}"
       settings.check_run(bench, where)
       seconds = settings.call_seconds(bench)
-      check(  # else the machine's slowness would read as the policy's own
+      require(  # else the machine's slowness would read as the policy's own
         self.timeout > sum(seconds),
-        f"{path}.timeout",
-        self.timeout,
+        "timeout",
         f"> the wall clock and the overhead of {name} ({seconds[0]:g} + {seconds[1]:g} s)",
       )
 

@@ -93,11 +93,6 @@ class ToolConfig(Choice):
 class OwnTool(Adopted, ToolConfig):
   """A tool that has no settings, named by ``module:attribute``."""
 
-  tool: Any = dataclasses.field(default=None, compare=False, repr=False)
-
-  def build(self, bench: Workbench) -> Tool:
-    return self.tool
-
 
 def workspace_seconds(bench: Workbench) -> tuple[float, float]:
   """``ToolConfig.call_seconds`` of a tool that runs programs in the workspaces' sandbox."""

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from agentjax.config import Config, FilePath, PositiveInt, Range, check
+from agentjax.config import Config, FilePath, PositiveInt, Range
 from agentjax.files import write_atomically
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox.config import DEFAULT
@@ -93,9 +93,8 @@ class WorkspaceConfig(Config):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    check(
-      self.files is None or os.path.isdir(self.files), f"{path}.files", self.files, "a folder, None"
-    )
+    require = self.requirements(path)
+    require(self.files is None or os.path.isdir(self.files), "files", "a folder, None")
 
 
 @dataclasses.dataclass(frozen=True, order=True)

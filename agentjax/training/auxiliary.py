@@ -86,7 +86,7 @@ def auxiliary_losses(
   config: ModelConfig,
   batch: Any,
   whole: WholeBatch,
-  settings: Any,
+  settings: AuxiliaryConfig,
 ) -> Auxiliary:
   """All losses whose coefficient is not 0.
 
@@ -96,7 +96,7 @@ def auxiliary_losses(
     config: model.
     batch: ``UpdateBatch``, the micro-batch.
     whole: what it is a part of.
-    settings: ``UpdateSettings``.
+    settings: which losses there are, and their weights.
 
   Returns:
     The micro-batch's part of the whole batch's losses, whose metrics are:

@@ -85,10 +85,10 @@ class SupervisedStage(AuxiliaryConfig):
 
   def validate(self, path: str = "config.supervised") -> None:
     super().validate(path)
-    check(
+    require = self.requirements(path)
+    require(
       self.token_sets is None or self.z_loss_coefficient == 0,
-      f"{path}.z_loss_coefficient",
-      self.z_loss_coefficient,
+      "z_loss_coefficient",
       "0 with token_sets, which makes no logits of the whole vocabulary",
     )
 
@@ -118,10 +118,10 @@ class PhaseConfig(Config):
 
   def validate(self, path: str = "phase") -> None:
     super().validate(path)
-    check(
+    require = self.requirements(path)
+    require(
       self.trains == "all" or self.objective.needs_values,
-      f"{path}.trains",
-      self.trains,
+      "trains",
       f"'all' unless {path}.objective.advantage.credit is 'gae'",
     )
 
@@ -231,19 +231,17 @@ class RLStage(AuxiliaryConfig):
 
   def validate(self, path: str = "config.rl") -> None:
     super().validate(path)
+    require = self.requirements(path)
     self._validate_phases(path)
     self._validate_teachers(path)
-    check(
+    require(
       self.rollouts is None or not self.selection.refill,
-      f"{path}.selection.refill",
-      self.selection.refill,
+      "selection.refill",
       f"0 with {path}.rollouts: nothing is sampled",
     )
-    limit = self.stop_above_kl
-    check(
-      limit is None or self.rollouts is not None,
-      f"{path}.stop_above_kl",
-      limit,
+    require(
+      self.stop_above_kl is None or self.rollouts is not None,
+      "stop_above_kl",
       f"none without {path}.rollouts: what is sampled anew cannot be left behind",
     )
     self._validate_critic(path)
@@ -251,10 +249,10 @@ class RLStage(AuxiliaryConfig):
   def _validate_critic(self, path: str) -> None:
     if self.critic is None:
       return
-    check(
+    require = self.requirements(path)
+    require(
       self.objective.needs_values,
-      f"{path}.objective.advantage.credit",
-      self.objective.advantage.credit,
+      "objective.advantage.credit",
       f"'gae', or advantage.centre='prompt_value', with {path}.critic",
     )
     self.critic.check_centre(self.objective.advantage.centre, f"{path}.critic")
@@ -265,50 +263,46 @@ class RLStage(AuxiliaryConfig):
 
   def _validate_phases(self, path: str) -> None:
     for i, phase in enumerate(self.phases):
-      where = f"{path}.phases[{i}]"
-      check(
+      require = phase.requirements(f"{path}.phases[{i}]")
+      require(
         phase.objective.needs_values == self.objective.needs_values,
-        f"{where}.objective.advantage.credit",
-        phase.objective.advantage.credit,
+        "objective.advantage.credit",
         f"with a value head if and only if {path}.objective has one",
       )
-      check(
+      require(
         phase.context == "episode" or phase.objective.distillation is None,
-        f"{where}.objective.distillation",
-        phase.objective.distillation,
+        "objective.distillation",
         "none with context='response': a teacher is asked about whole episodes",
       )
-      check(
+      require(
         phase.context == "episode" or not phase.objective.needs_values,
-        f"{where}.context",
-        phase.context,
+        "context",
         "'episode' with a value head",
       )
     if self.phases and self.steps:
       total = sum(phase.steps for phase in self.phases)
-      check(total < self.steps, f"{path}.steps", self.steps, f"above {total}, all steps of phases")
+      require = self.requirements(path)
+      require(total < self.steps, "steps", f"above {total}, all steps of phases")
 
   def _validate_teachers(self, path: str) -> None:
+    require = self.requirements(path)
     check_teachers(self.teachers, f"{path}.teachers")
     taught = [p.objective.distillation for p in self.all_phases if p.objective.distillation]
     if self.rollouts is not None:
-      check(
+      require(
         self.schedule.mode == "sync",
-        f"{path}.schedule.mode",
-        self.schedule.mode,
+        "schedule.mode",
         f"'sync' with {path}.rollouts: nothing is sampled beside the updates",
       )
-      check(
+      require(
         self.old_log_probs == "recomputed"
         or all(phase.objective.only_divergences for phase in self.all_phases),
-        f"{path}.old_log_probs",
-        self.old_log_probs,
+        "old_log_probs",
         f"'recomputed' with {path}.rollouts: the policy moves away from the one that sampled them",
       )
-    check(
+    require(
       not self.teachers or bool(taught),
-      f"{path}.objective.distillation",
-      None,
+      "objective.distillation",
       f"a DistillationConfig with {path}.teachers; presets have them, such as 'opd'",
     )
     for settings in taught:
@@ -320,10 +314,9 @@ class RLStage(AuxiliaryConfig):
         "'sampled' or 'top_k' with several teachers: each has an output projection of its own",
       )
       live = settings.needs_live_teacher or self.rollouts is None
-      check(
+      require(
         bool(self.teachers) or not live,
-        f"{path}.teachers",
-        self.teachers,
+        "teachers",
         "at least one with objective.distillation, but for form 'sampled' or 'top_k', keep=1 and "
         f"overlap_top_k=0 on stored {path}.rollouts",
       )
@@ -361,10 +354,9 @@ class HeldOutConfig(Config):
 
   def validate(self, path: str = "config.evaluation") -> None:
     super().validate(path)
+    require = self.requirements(path)
     for k in self.pass_at if self.samples else ():
-      check(
-        1 <= k <= self.samples, f"{path}.pass_at", self.pass_at, f"1 to samples ({self.samples})"
-      )
+      require(1 <= k <= self.samples, "pass_at", f"1 to samples ({self.samples})")
 
   def plan(self, samples: int) -> EvaluationPlan:
     """The measurement with ``samples`` episodes a task; 0 for greedy only."""
@@ -396,19 +388,18 @@ class DeviceConfig(Config):
 
   def validate(self, path: str = "config.devices") -> None:
     super().validate(path)
+    require = self.requirements(path)
     for name in ("training", "rollout"):
       numbers = getattr(self, name)
-      check(
+      require(
         len(set(numbers)) == len(numbers) and min(numbers, default=0) >= 0,
-        f"{path}.{name}",
-        numbers,
+        name,
         "different numbers >= 0",
       )
     shared = sorted(set(self.training) & set(self.rollout))
-    check(
+    require(
       not shared,
-      f"{path}.rollout",
-      self.rollout,
+      "rollout",
       f"devices that are not in {path}.training={self.training}, which has "
       f"{', '.join(map(str, shared))} as well; leave both empty to share all devices",
     )
@@ -442,8 +433,8 @@ class Experiment(Config):
       template) whose model is trained; needs ``tokenizer.kind`` "huggingface".
     start_from: checkpoint directory of an earlier run whose networks are taken over; the earlier
       run had the same model, tokenizer and ``pretrained``.
-    likelihood: how tokens are scored and drawn, such as ``agentjax.recipes.dmax:DMaxConfig``; None
-      is from left to right.
+    likelihood: how tokens are scored and drawn, from left to right or otherwise, such as
+      ``agentjax.recipes.dmax:DMaxConfig``.
   """
 
   name: str = "run"
@@ -471,7 +462,7 @@ class Experiment(Config):
   lora: LoraConfig | None = None
   pretrained: FilePath | None = None
   start_from: FilePath | None = None
-  likelihood: LikelihoodConfig | None = None
+  likelihood: LikelihoodConfig = dataclasses.field(default_factory=LikelihoodConfig)
 
   @property
   def sampling_engine(self) -> EngineConfig:
@@ -493,28 +484,26 @@ class Experiment(Config):
   def validate(self, path: str = "config") -> None:
     """Checks every part, and the combinations between parts."""
     super().validate(path)
-    check(
+    require = self.requirements(path)
+    require(
       self.supervised.steps + self.rl.steps > 0,
-      f"{path}.rl.steps",
-      self.rl.steps,
+      "rl.steps",
       f"> 0 when {path}.supervised.steps is 0: there is nothing to train",
     )
-    check(
+    require(
       self.start_from is None
       or self.supervised.token_sets is None
       or pathlib.PurePath(self.start_from).name.isdigit(),
-      f"{path}.start_from",
-      self.start_from,
+      "start_from",
       f"RUN/checkpoints/STEP with {path}.supervised.token_sets: a resumed run reads its first "
       "policy again, and a run's newest checkpoint may by then be another",
     )
     self.tools.check_sandboxes(Sandboxes(self.sandboxes), f"{path}.tools")
     check_chat(self.chat, self.tokenizer, path)
-    check(
+    require(
       not self.guards.permissions.channels
       or self.guards.permissions.timeout < self.rollout.environment_timeout,
-      f"{path}.guards.permissions.timeout",
-      self.guards.permissions.timeout,
+      "guards.permissions.timeout",
       f"below {path}.rollout.environment_timeout ({self.rollout.environment_timeout:g}), within "
       "which a step waits for the answer",
     )
@@ -526,31 +515,28 @@ class Experiment(Config):
     self._validate_environment(path)
     self._validate_lengths(path)
     self._validate_mesh(path)
-    if self.likelihood is not None:
-      self.likelihood.check_run(self, f"{path}.likelihood")
+    self.likelihood.check_run(self, f"{path}.likelihood")
 
   def _validate_pretrained(self, path: str) -> None:
+    require = self.requirements(path)
     templated = self.tokenizer.reads_folder
     if self.pretrained is None:
-      check(
+      require(
         not templated or self.tokenizer.path is not None,
-        f"{path}.tokenizer.path",
-        None,
+        "tokenizer.path",
         f"a folder when tokenizer.kind is {self.tokenizer.kind!r} and {path}.pretrained is None; "
         f"set --{path}.pretrained=DIR to train the model of a folder",
       )
       return
-    check(
+    require(
       templated,
-      f"{path}.tokenizer.kind",
-      self.tokenizer.kind,
+      "tokenizer.kind",
       f"'huggingface' when {path}.pretrained is set: its weights know those ids only",
     )
     config = pathlib.Path(self.pretrained) / "config.json"
-    check(
+    require(
       config.is_file(),
-      f"{path}.pretrained",
-      self.pretrained,
+      "pretrained",
       "a Hugging Face folder with config.json, *.safetensors and tokenizer.json",
     )
     pretrained_model(self.pretrained, self.model, f"{path}.model")
@@ -563,23 +549,23 @@ class Experiment(Config):
       self._validate_objective(phase, path, name)
     for where, signal in self.rl.named_signals:
       signal.check_run(self, f"{path}.rl.{where}")
-    check(
+    require = self.requirements(path)
+    require(
       self.rl.tasks_per_step % self.rl.minibatches == 0,
-      f"{path}.rl.minibatches",
-      self.rl.minibatches,
+      "rl.minibatches",
       f"a divisor of rl.tasks_per_step = {self.rl.tasks_per_step}, so that no group is split",
     )
 
   def _validate_seats(self, path: str) -> None:
+    require = self.requirements(path)
     check_seats(self.seats, f"{path}.seats")
     trained = trained_seats(self.seats)
     if self.rl.alternate is not None:
       self.rl.alternate.check_names(trained, f"{path}.rl.alternate")
     loaded = [name for name, seat in trained.items() if seat.start == "checkpoint"]
-    check(
+    require(
       self.lora is None or not loaded,
-      f"{path}.lora",
-      self.lora,
+      "lora",
       f"none with start='checkpoint' of {loaded}: adapters begin at random or as those of 'policy'",
     )
 
@@ -602,43 +588,41 @@ class Experiment(Config):
 
   def _check_groups(self, settings: ObjectiveConfig, path: str, objective: str) -> None:
     """Groups are large enough for comparisons, and baselines exist."""
+    require, require_own = self.requirements(path), settings.requirements(objective)
     check_group_size(
       settings.advantage,
       self.rollout.group_size,
       f"{path}.rollout.group_size",
       f"{objective}.advantage",
     )
-    check(
+    require_own(
       self.rl.rollouts is None or not settings.needs_baseline,
-      f"{objective}.advantage.centre",
-      settings.advantage.centre,
+      "advantage.centre",
       f"another than 'baseline' with {path}.rl.rollouts: nothing is sampled, greedily or not",
     )
-    check(
+    require_own(
       not (settings.needs_baseline and settings.advantage.parts),
-      f"{objective}.advantage.parts",
-      settings.advantage.parts,
+      "advantage.parts",
       "() with centre='baseline': the greedy episode's reward is the baseline of the whole reward",
     )
-    check(
+    require(
       settings.ambiguity is None or self.rollout.group_size > 1,
-      f"{path}.rollout.group_size",
-      self.rollout.group_size,
+      "rollout.group_size",
       f">= 2 with {objective}.ambiguity, as in preset('adpo'): answers of a group are compared",
     )
 
   def _check_parts(self, settings: ObjectiveConfig, path: str, objective: str) -> None:
     """Which parts of the reward are credited, to whom and when."""
+    require = self.requirements(path)
     weighted = [name for name, weight in self.reward.shares.items() if weight]
-    check(
+    require(
       settings.advantage.parts != (EVERY_PART,) or len(weighted) > 1,
-      f"{path}.reward.parts",
-      self.reward.parts,
+      "reward.parts",
       f"two parts with a weight, or more, with {objective}.advantage.parts={(EVERY_PART,)!r}: they "
       "are standardised one by one, as in preset('gdpo')",
     )
     credit = settings.advantage
-    check(
+    require(
       credit.credit != "reward_to_go"
       or credit.function is not None
       or credit.gamma < 1
@@ -646,8 +630,7 @@ class Experiment(Config):
       or credit.kl_in_reward > 0
       or self.rl.process is not None
       or bool(self.rl.signals),
-      f"{path}.rl.process",
-      None,
+      "rl.process",
       f"a ProcessConfig, as preset('prime') needs one: with {objective}.advantage.credit="
       "'reward_to_go' and gamma=1 nothing else is paid before the end, so that it is 'broadcast'. "
       f"Or set {objective}.advantage.turn_rewards, kl_in_reward, gamma, credit='broadcast', or "
@@ -662,9 +645,9 @@ class Experiment(Config):
     )
     open_parts = [n for n, w in self.reward.shares.items() if w and n not in self.reward.gated]
     check(
-      set(settings.advantage.turn_rewards) <= set(open_parts),
+      set(credit.turn_rewards) <= set(open_parts),
       f"{objective}.advantage.turn_rewards",
-      settings.advantage.turn_rewards,
+      credit.turn_rewards,
       f"some of {open_parts}, the parts of {path}.reward that have a weight and no gate",
     )
 
@@ -672,12 +655,12 @@ class Experiment(Config):
     self, settings: ObjectiveConfig, path: str, objective: str, recomputed: bool
   ) -> None:
     """Losses that need several updates per batch, or do not allow them."""
+    require = self.requirements(path)
     loss, updates = settings.policy_loss, self.rl.minibatches * self.rl.epochs
     on_policy = recomputed or self.rl.schedule.mode == "sync"
-    check(
+    require(
       loss.covariance != "kl" or updates > 1 or not on_policy,
-      f"{path}.rl.minibatches",
-      self.rl.minibatches,
+      "rl.minibatches",
       f"rl.minibatches x rl.epochs >= 2 with {objective}.policy_loss.covariance='kl', as in "
       "preset('kl_cov'): its term |log r| has no gradient before the policy has moved",
     )
@@ -696,88 +679,76 @@ class Experiment(Config):
   ) -> None:
     """Checks the fields that a preference loss needs: its weights are computed before the
     update."""
+    require = self.requirements(path)
     once = f"1 with {objective}.preference; further passes are further steps"
-    for field in ("minibatches", "epochs"):
-      value = getattr(self.rl, field)
-      check(value == 1, f"{path}.rl.{field}", value, once)
-    check(
-      recomputed,
-      f"{path}.rl.old_log_probs",
-      self.rl.old_log_probs,
-      f"'recomputed' with {objective}.preference",
-    )
+    require(self.rl.minibatches == 1, "rl.minibatches", once)
+    require(self.rl.epochs == 1, "rl.epochs", once)
+    require(recomputed, "rl.old_log_probs", f"'recomputed' with {objective}.preference")
     pairs_needed = preference.form == "dpo" and self.rl.rollouts is None
-    check(
+    require(
       self.rollout.group_size > 1 or not pairs_needed,
-      f"{path}.rollout.group_size",
-      self.rollout.group_size,
+      "rollout.group_size",
       f">= 2 with {objective}.preference.form='dpo', unless {path}.rl.rollouts holds the pairs",
     )
 
   def _validate_environment(self, path: str) -> None:
-    sampler, parts = self.rollout.sampler, self.reward.parts
-    check(
-      set(sampler.scorers) <= set(parts),
-      f"{path}.reward.parts",
-      parts,
+    require, sampler = self.requirements(path), self.rollout.sampler
+    require(
+      set(sampler.scorers) <= set(self.reward.parts),
+      "reward.parts",
       f"{', '.join(map(repr, sampler.scorers))} among them with "
       f"{path}.rollout.sampler={sampler.chosen!r}",
     )
     self.world.check_run(self.tools, self.data, path)
 
   def _validate_lengths(self, path: str) -> None:
-    check(
+    require = self.requirements(path)
+    require(
       self.rollout.grammar == "none" or self.engine.grammar_states > 0,
-      f"{path}.engine.grammar_states",
-      self.engine.grammar_states,
+      "engine.grammar_states",
       f"above 0 with rollout.grammar={self.rollout.grammar!r}",
     )
     longest = self.rollout.max_total_tokens
-    check(
+    require(
       longest <= self.engine.max_length,
-      f"{path}.rollout.max_total_tokens",
-      longest,
+      "rollout.max_total_tokens",
       f"at most engine.max_length ({self.engine.max_length})",
     )
     if self.rl.steps:
-      check(
+      require(
         self.rl.row_length >= longest,
-        f"{path}.rl.row_length",
-        self.rl.row_length,
+        "rl.row_length",
         f"at least rollout.max_total_tokens ({longest}), so that no episode is cut",
       )
 
   def _validate_mesh(self, path: str) -> None:
+    require = self.requirements(path)
     sampling, size = len(self.devices.rollout), self.engine.mesh.size
     if size == 1:
-      check(
+      require(
         self.engine.lanes % max(sampling, 1) == 0,
-        f"{path}.engine.lanes",
-        self.engine.lanes,
+        "engine.lanes",
         f"a multiple of {sampling}, the devices of {path}.devices.rollout",
       )
     else:
-      check(
+      require(
         not sampling or sampling == self.engine.lanes * size,
-        f"{path}.devices.rollout",
-        self.devices.rollout,
+        "devices.rollout",
         f"engine.lanes * the devices of engine.mesh = {self.engine.lanes * size} of them",
       )
     splits = (self.mesh.data, self.mesh.fsdp, self.mesh.expert)
     rows = math.prod(max(ways, 1) for ways in splits)  # -1 is known on the machine only
     for stage, settings in (("supervised", self.supervised), ("rl", self.rl)):
       if settings.steps:
-        check(
+        require(
           settings.microbatch_rows % rows == 0,
-          f"{path}.{stage}.microbatch_rows",
-          settings.microbatch_rows,
+          f"{stage}.microbatch_rows",
           f"a multiple of mesh.data * mesh.fsdp * mesh.expert = {rows}",
         )
       if settings.steps and self.mesh.context > 0:
-        check(
+        require(
           settings.row_length % self.mesh.context == 0,
-          f"{path}.{stage}.row_length",
-          settings.row_length,
+          f"{stage}.row_length",
           f"a multiple of mesh.context ({self.mesh.context})",
         )
 
@@ -792,32 +763,30 @@ def check_model_features(experiment: Experiment, model: ModelConfig, path: str =
   """
   routers = num_routers(model)
   for name, stage in (("supervised", experiment.supervised), ("rl", experiment.rl)):
-    where = f"{path}.{name}"
     if not stage.steps:
       continue
+    require = stage.requirements(f"{path}.{name}")
     for field in ("balance_coefficient", "sequence_balance_coefficient", "router_z_coefficient"):
-      value = getattr(stage, field)
-      check(routers > 0 or not value, f"{where}.{field}", value, "0 for a model without a router")
-    check(
+      off = not getattr(stage, field)
+      require(routers > 0 or off, field, "0 for a model without a router")
+    require(
       model.mtp is not None or not stage.mtp_coefficient,
-      f"{where}.mtp_coefficient",
-      stage.mtp_coefficient,
+      "mtp_coefficient",
       f"0 unless {path}.model.mtp is set",
     )
-    check(
+    require(
       experiment.lora is None or not stage.router_bias_rate,
-      f"{where}.router_bias_rate",
-      stage.router_bias_rate,
+      "router_bias_rate",
       f"0 with {path}.lora: the routers' biases belong to the frozen policy",
     )
     if stage.qk_clip is not None:
-      check(experiment.lora is None, f"{where}.qk_clip", stage.qk_clip, f"none with {path}.lora")
+      require(experiment.lora is None, "qk_clip", f"none with {path}.lora")
       reason = qk_clip_obstacle(model)
-      check(reason is None, f"{where}.qk_clip", stage.qk_clip, f"none, as {reason}")
-  check(
+      require(reason is None, "qk_clip", f"none, as {reason}")
+  require = experiment.requirements(path)
+  require(
     routers > 0 or not experiment.rl.replay_experts,
-    f"{path}.rl.replay_experts",
-    experiment.rl.replay_experts,
+    "rl.replay_experts",
     "False for a model without a router",
   )
   for where, signal in experiment.rl.named_signals:
@@ -831,22 +800,17 @@ def check_model_features(experiment: Experiment, model: ModelConfig, path: str =
 def _check_exact(experiment: Experiment, chunk: int, path: str) -> None:
   """Checks the fields that exact log-probs need."""
   name, stage = f"{path}.model.exact_chunk", experiment.rl
-  check(
-    stage.row_length % chunk == 0,
-    f"{path}.rl.row_length",
-    stage.row_length,
-    f"a multiple of {name}={chunk}",
-  )
+  require = experiment.requirements(path)
+  require(stage.row_length % chunk == 0, "rl.row_length", f"a multiple of {name}={chunk}")
   check(
     not any(p.objective.needs_divergences for p in stage.all_phases),
     f"{path}.rl.objective.distillation.form",
     stage.objective.distillation and stage.objective.distillation.form,
     f"'sampled' with {name}={chunk}, where all tokens are scored as in sampling",
   )
-  check(
+  require(
     not stage.replay_experts,
-    f"{path}.rl.replay_experts",
-    stage.replay_experts,
+    "rl.replay_experts",
     f"False with {name}={chunk}: training chooses the experts that sampling chose",
   )
   check(

@@ -21,6 +21,7 @@ from agentjax.sharding import make_mesh, row_multiple, time_multiple
 from agentjax.signals.build import SignalBuilder, signal_tools
 from agentjax.signals.signal import (
   BatchContext,
+  ForUpdate,
   Signal,
   StepContext,
   get_states,
@@ -99,11 +100,9 @@ class Learner(TrainStates):
     stage = experiment.rl
     self._rows = MeshRows(mesh, stage.microbatch_rows)
     self._pack = tools.pack
-    likelihood = experiment.likelihood
-    score = None if likelihood is None else likelihood.episodes(parts.model, parts.chat)
+    score = experiment.likelihood.episodes(parts.model, parts.chat)
     self.score = make_scorer(parts.model, tools.temperature, self._rows, score)
-    settings = update_settings(stage, self._lora, temperature=tools.temperature)
-    settings = dataclasses.replace(settings, score=score)
+    settings = update_settings(stage, self._lora, tools.temperature, score)
 
     def update(name: str, phase: PhaseConfig, own: Objective) -> Update:
       ours = dataclasses.replace(
@@ -112,7 +111,7 @@ class Learner(TrainStates):
         only_values=phase.trains == "values",
       )
       optimizer = self.policy_optimizers[name]
-      return make_update(parts.model, optimizer, own, ours, bind(self.placed["rl"], name))
+      return make_update(parts.model, optimizer, own, ours, bind(self.specs["rl"].placed, name))
 
     self._phases: dict[str, list[Phase]] = {}
     for name, optimizer in self.policy_optimizers.items():
@@ -211,8 +210,12 @@ class Learner(TrainStates):
         state, values, log_probs = self._apply(own.update, state, one, i)
         if i == 0:
           trainers = trainers or [self._rows.join(log_probs)]
-          values |= {k: float(v) for k, v in one.metrics.items()}
-        found.append(values if phase.compared and i == 0 else _without_mismatch(values))
+          values |= {
+            k: float(v)
+            for k, v in one.metrics.items()
+            if phase.compared or not k.startswith("mismatch/")
+          }
+        found.append(values)
       every.append(found)
     means: dict[str, float] = {}
     for own, found in zip(phase.passes, every, strict=True):
@@ -294,11 +297,13 @@ class Learner(TrainStates):
         learnt = signal.learn(context, state.networks, batch, prepared)
         state = with_networks(state, learnt.networks)
         metrics |= learnt.metrics
-      given, more = join_for_update([s.for_update(context, prepared) for s in phase.signals])
+      asked = [s.for_update(context, prepared) for s in phase.signals]
+      if not phase.in_order:
+        asked.append(ForUpdate({"noise": noise_of(batch.weights)}))
+      given, more = join_for_update(asked)
       metrics |= {f"{own.prefix}{k}": v for k, v in found.items()} | more
       scaled = prepared if factor == 1 else prepared.scaled(factor)
-      noise = None if self._parts.experiment.likelihood is None else noise_of(batch.weights)
-      ready.append(make_ready(self._rows, batch, scaled, given, noise=noise))
+      ready.append(make_ready(self._rows, batch, scaled, given))
     return state, _Prepared(sequences, packed, batch.for_loss(), ready, metrics)
 
   def _mismatch(
@@ -368,10 +373,6 @@ def _means(every: Sequence[dict[str, float]]) -> dict[str, float]:
   """Of the metrics of some updates, each over the updates that have it."""
   names = dict.fromkeys(k for values in every for k in values if not k.startswith(PREFIX))
   return {k: float(np.mean([values[k] for values in every if k in values])) for k in names}
-
-
-def _without_mismatch(values: dict[str, float]) -> dict[str, float]:
-  return {name: value for name, value in values.items() if not name.startswith("mismatch/")}
 
 
 def _by_task(trajectories: Sequence[Trajectory], parts: int) -> list[list[Trajectory]]:

@@ -1,4 +1,4 @@
-"""How a policy says how likely its tokens are, where that is not from left to right."""
+"""How likely a policy finds its tokens: from left to right, or otherwise."""
 
 from __future__ import annotations
 
@@ -18,38 +18,41 @@ if TYPE_CHECKING:
   from agentjax.training.experiment import Experiment
 
 ScoreTokens = Callable[..., TokenScores]
-"""``(params, config, token_ids, segment_ids, positions, noise, *, temperature)`` [B, T] to the
+"""``(params, config, token_ids, segment_ids, positions, *, noise, temperature)`` [B, T] to the
 scores of every token whose ``noise`` is not 0 (``noise_of``)."""
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LikelihoodConfig(Choice):
-  """Settings of a likelihood: how tokens are scored in updates, and how they are drawn.
-
-  Attributes:
-    align: every sequence starts at a multiple of it in its row.
-  """
+  """How tokens are scored in updates, and how they are drawn. This base is from left to right."""
 
   group = "agentjax.likelihoods"
 
   @property
+  def in_order(self) -> bool:
+    """Whether it is from left to right."""
+    return type(self) is LikelihoodConfig
+
+  @property
   def align(self) -> int:
+    """Every sequence starts at a multiple of it in its row."""
     return 1
 
   def check_run(self, experiment: Experiment, path: str) -> None:
     """Raises ConfigError for a run that it does not fit; ``path`` names these settings."""
 
-  def demonstrations(self, model: ModelConfig, chat: Chat) -> ScoreTokens:
-    """What the supervised stage learns from: its loss is ``-log_probs``."""
-    raise NotImplementedError(f"{type(self).__name__} must define demonstrations()")
+  def demonstrations(self, model: ModelConfig, chat: Chat) -> ScoreTokens | None:
+    """The supervised loss is ``-log_probs`` of it; None is ``score_tokens``."""
 
-  def episodes(self, model: ModelConfig, chat: Chat) -> ScoreTokens:
-    """Log-probs of sampled tokens. One noise gives one result: ratios compare the same draws."""
-    raise NotImplementedError(f"{type(self).__name__} must define episodes()")
+  def episodes(self, model: ModelConfig, chat: Chat) -> ScoreTokens | None:
+    """Scores sampled tokens; None is ``score_tokens``.
+
+    One noise gives one result, so that ratios compare the same draws.
+    """
 
   def engine(self, model: ModelConfig, config: EngineConfig, **options: Any) -> Engine:
-    """What draws tokens in the place of ``Engine``; ``options`` are those of ``Engine``."""
-    raise NotImplementedError(f"{type(self).__name__} must define engine()")
+    """What draws tokens; ``options`` are those of ``Engine``."""
+    return Engine(model, config, **options)
 
 
 def noise_of(

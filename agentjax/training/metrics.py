@@ -4,7 +4,9 @@ Wall times are under ``time/``, memory under ``memory/``; only these differ betw
 ``time/step`` is the whole step in seconds. ``time/rollout`` is the wait for episodes,
 ``time/update`` the updates, ``time/evaluation`` the held-out tasks, ``time/publish`` the weights
 for the engines, of which ``memory/published`` GiB were sent; ``time/compilation`` is part of these.
-``time/save`` is the checkpoint before the step.
+``time/save`` is the checkpoint before the step. ``time/lanes`` is the work of the engines' devices,
+and ``time/lanes_idle`` what they waited for the host while calls were under way; both are sums over
+the lanes of this process.
 """
 
 from __future__ import annotations

@@ -56,11 +56,6 @@ class DirectionConfig(Choice):
 class OwnDirection(Adopted, DirectionConfig):
   """A transformation of optax without settings, such as ``optax:scale_by_lion``."""
 
-  found: Any = dataclasses.field(default=None, compare=False, repr=False)
-
-  def build(self, config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
-    return self.found
-
 
 @dataclasses.dataclass(unsafe_hash=True)
 class OptimizerConfig(Config):

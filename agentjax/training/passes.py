@@ -52,7 +52,6 @@ def make_ready(
   prepared: Prepared,
   given: ForUpdate | None = None,
   depths: jax.Array | None = None,
-  noise: jax.Array | None = None,
 ) -> Ready:
   """What an update reads of a batch.
 
@@ -62,12 +61,10 @@ def make_ready(
     prepared: of the batch.
     given: what signals add.
     depths: iterations of a looped core, [B, T].
-    noise: see ``UpdateBatch``.
   """
   given = given or ForUpdate()
   experts = batch.columns.get("experts")
-  fields: dict[str, Any] = {"experts": experts, "depths": depths, "noise": noise, **given.fields}
-  whole = UpdateBatch(batch.token_ids, batch.positions, prepared, **fields)
+  whole = UpdateBatch(batch.token_ids, batch.positions, prepared, experts, depths, **given.fields)
   kept = whole.kept is not None
   return Ready(prepared, rows.split(whole), rows.used(batch.segment_ids), kept, given.head)
 

@@ -22,7 +22,9 @@ from agentjax.objectives.preparation import abstract_inputs, prepare
 from agentjax.rollout.seat_config import trained_seats
 from agentjax.signals.signal import Signal
 from agentjax.training.alternation import learners
+from agentjax.training.auxiliary import AuxiliaryConfig
 from agentjax.training.experiment import Experiment, PhaseConfig, RLStage, SupervisedStage
+from agentjax.training.likelihood import ScoreTokens
 from agentjax.training.pass_config import PlannedPass, Prepare
 from agentjax.training.rows import MeshRows
 from agentjax.training.update import Update, UpdateSettings
@@ -52,7 +54,7 @@ class Phase(NamedTuple):
     path: of the objective in the config, for messages.
     signals: in the order in which they run.
     passes: one after the other; each runs all epochs.
-    in_order: whether tokens are drawn and scored from left to right.
+    in_order: see ``LikelihoodConfig``.
   """
 
   config: PhaseConfig
@@ -108,13 +110,15 @@ def optimizer_steps(experiment: Experiment, policy: str = POLICY) -> int:
 
 
 def update_settings(
-  stage: SupervisedStage | RLStage, lora: LoraConfig | None, temperature: float = 1.0
+  stage: SupervisedStage | RLStage,
+  lora: LoraConfig | None,
+  temperature: float = 1.0,
+  score: ScoreTokens | None = None,
 ) -> UpdateSettings:
   """The settings of ``make_update`` from those of a stage."""
-  own: dict[str, Any] = {"temperature": temperature, "lora": lora}
-  names = [field.name for field in dataclasses.fields(UpdateSettings)]
-  own |= {"distillation": None, "only_values": False, "score": None}  # those of a phase or a run
-  return UpdateSettings(**own, **{name: getattr(stage, name) for name in names if name not in own})
+  names = [field.name for field in dataclasses.fields(AuxiliaryConfig)]
+  beside = {name: getattr(stage, name) for name in names}
+  return UpdateSettings(**beside, temperature=temperature, lora=lora, score=score)
 
 
 def compile_phases(
@@ -157,7 +161,7 @@ def compile_phases(
     else:
       one = PlannedPass("", _prepare(phase.objective, function), phase.objective)
       passes = (_compile(one, update(phase, own), rows),)
-    result.append(Phase(phase, path, found, passes, experiment.likelihood is None))
+    result.append(Phase(phase, path, found, passes, experiment.likelihood.in_order))
   return result
 
 

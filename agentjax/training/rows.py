@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from agentjax.models import ModelConfig
-from agentjax.sharding import batch_sharding, replicated
+from agentjax.sharding import batch_sharding, replicated, split_rows
 from agentjax.training.likelihood import ScoreTokens, noise_of
 from agentjax.training.state import Weights
-from agentjax.training.update import make_score, split_rows
+from agentjax.training.update import make_score
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import core_fields, get_column
 

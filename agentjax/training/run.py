@@ -297,7 +297,7 @@ class _Session:
     self.stream = self._make_stream()
     self.recovered = False  # whether ``stream`` has the journal's episodes
     self.runner.run(self.parts.start())
-    self.published = (0, 0.0)  # bytes and seconds up to the latest row of metrics
+    self.engine_totals = (0.0,) * 4  # up to the latest row of metrics
     self.handed_over = time.monotonic()  # when the latest batch was
     self.ended: int | None = None  # step after which the policy was too far from stored episodes
 
@@ -438,7 +438,7 @@ class _Session:
         values["time/compilation"] = compilation.seconds() - compiling
         values["time/save"], saving = saved, time.monotonic()
         if metrics is not None:
-          metrics.write(step, stage, values | memory_in_use() | self._published())
+          metrics.write(step, stage, values | memory_in_use() | self._engine_work())
         last_of_stage = step in (self.experiment.supervised.steps, self.last_step)
         if last_of_stage or step % self.experiment.checkpoint.every == 0:
           self._save(step, state)
@@ -672,13 +672,19 @@ class _Session:
       if self.engine.version != step and self.experiment.rl.rollouts is None:
         self.engine.publish(self.learner.policy(state), step)
 
-  def _published(self) -> dict[str, float]:
-    """What this process's engines were sent since the latest row, GiB, and the seconds it took."""
-    before, engines = self.published, (self.engine, *self.bank.engines)
+  def _engine_work(self) -> dict[str, float]:
+    """What this process's engines were sent and did since the latest row."""
+    before, engines = self.engine_totals, (self.engine, *self.bank.engines)
     stats = {id(engine.stats): engine.stats for engine in engines}.values()  # some share one
-    self.published = sum(s.published_bytes for s in stats), sum(s.publish_seconds for s in stats)
-    sent, seconds = (now - then for now, then in zip(self.published, before, strict=True))
-    return {"memory/published": sent / 2**30, "time/publish": seconds}
+    self.engine_totals = (
+      sum(s.published_bytes for s in stats) / 2**30,
+      sum(s.publish_seconds for s in stats),
+      sum(s.device_seconds for s in stats),
+      sum(s.idle_seconds for s in stats),
+    )
+    names = ("memory/published", "time/publish", "time/lanes", "time/lanes_idle")
+    values = zip(self.engine_totals, before, strict=True)
+    return dict(zip(names, (now - then for now, then in values), strict=True))
 
   def _recorded_episodes(self, step: int) -> list[Trajectory]:
     """What the journal says that ``step`` was trained on."""

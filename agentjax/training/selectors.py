@@ -75,6 +75,7 @@ class SelectionConfig(Config):
 
   def validate(self, path: str = "config.rl.selection") -> None:
     super().validate(path)
+    require = self.requirements(path)
     for name, built_in in (("rule", _RULES), ("score", _SCORES)):
       word = getattr(self, name)
       check_name(word, f"{path}.{name}", (*built_in, *entry_names({}, _GROUP)))
@@ -84,18 +85,16 @@ class SelectionConfig(Config):
     for name in ("above", "below"):
       value = getattr(self, name)
       check(band or value is None, f"{path}.{name}", value, f"None with {path}.rule={self.rule!r}")
-    check(
+    require(
       not band or self.above is not None or self.below is not None,
-      f"{path}.above",
-      None,
+      "above",
       f"a number, or {path}.below, with {path}.rule='band'; 0 drops groups without spread",
     )
     if self.above is not None and self.below is not None:
-      check(self.above < self.below, f"{path}.above", self.above, f"less than below={self.below}")
-    check(
+      require(self.above < self.below, "above", f"less than below={self.below}")
+    require(
       band or not self.refill,
-      f"{path}.refill",
-      self.refill,
+      "refill",
       f"0 with {path}.rule={self.rule!r}, which compares the groups of a step; rule='band' looks "
       "at one group at a time",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -120,38 +121,107 @@ def merged_policy(weights: Weights, reference: Any, lora: LoraConfig | None) -> 
   return weights.policy if lora is None else merge_lora(reference, weights.policy, lora)
 
 
-def state_shardings(
-  config: ModelConfig,
-  optimizer: optax.GradientTransformation,
-  mesh: jax.sharding.Mesh,
-  *,
-  critic: bool,
-  reference: bool,
-  lora: LoraConfig | None = None,
-  further: Mapping[str, NetworkSpec] | None = None,
-) -> TrainState:
-  """NamedShardings of a TrainState: moments are placed as their parameters, scalars replicated.
+@dataclasses.dataclass(frozen=True, eq=False)
+class StateSpec:
+  """What the TrainState of a stage is made of, and where it lies.
 
-  Args:
-    config: model.
+  Attributes:
+    model: of the policy.
     optimizer: of the policy.
     mesh: to place on.
     critic, reference: whether the policy has a value head, and whether there is a reference policy.
-    lora: adapters are trained.
+    lora: trains adapters, fresh ones, on the policy that would be trained otherwise.
     further: other networks by name.
   """
-  networks = {"policy": network_shardings(network_specs(config, critic, lora), optimizer, mesh)}
-  if reference or lora is not None:
-    networks["reference"] = Network(Weights(shardings(param_specs(config), mesh)))
-  for name, spec in (further or {}).items():
-    networks[name] = network_shardings(spec.specs, spec.optimizer, mesh)
-  return TrainState(replicated(mesh), networks)
+
+  model: ModelConfig
+  optimizer: optax.GradientTransformation
+  mesh: jax.sharding.Mesh
+  critic: bool = False
+  reference: bool = False
+  lora: LoraConfig | None = None
+  further: Mapping[str, NetworkSpec] = dataclasses.field(default_factory=dict)
+
+  @functools.cached_property
+  def placed(self) -> TrainState:
+    """NamedShardings: moments are placed as their parameters, scalars replicated."""
+    policy = network_specs(self.model, self.critic, self.lora)
+    networks = {"policy": network_shardings(policy, self.optimizer, self.mesh)}
+    if self.reference or self.lora is not None:
+      networks["reference"] = Network(Weights(shardings(param_specs(self.model), self.mesh)))
+    for name, spec in self.further.items():
+      networks[name] = network_shardings(spec.specs, spec.optimizer, self.mesh)
+    return TrainState(replicated(self.mesh), networks)
+
+  def create(self, key: Array, weights: Weights | None = None) -> TrainState:
+    """Parameters and a fresh optimiser, created in place on the mesh.
+
+    Networks of ``further`` whose ``start`` gives weights are random until ``begin_stage``.
+
+    Args:
+      key: addresses all initial values; the value head folds in its own number.
+      weights: parameters to start from, whose buffers are taken over; a value head that they lack
+        is random, and so is everything where this is None.
+    """
+    return jax.jit(self._build, out_shardings=self.placed, donate_argnums=1)(key, weights)
+
+  def abstract(self) -> TrainState:
+    """Shapes, dtypes and shardings of what ``create`` makes, without making it."""
+    shapes = jax.eval_shape(self._build, jax.random.key(0), None)
+    return jax.tree.map(
+      lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+      shapes,
+      self.placed,
+    )
+
+  def begin_stage(self, state: TrainState, key: Array) -> TrainState:
+    """State at the start of a stage: fresh optimiser, reference set to the present policy.
+
+    With ``lora`` the reference stays what the adapters are added to. Networks of ``further`` begin
+    with their ``start``; ``key`` addresses what is random of them.
+    """
+    starts = {name: spec.start() for name, spec in self.further.items() if callable(spec.start)}
+
+    def restart(state: TrainState, starts: dict[str, Weights]) -> TrainState:
+      networks = {"policy": _fresh(state.weights, self.optimizer)}
+      if "reference" in self.placed.networks:
+        frozen = state.reference
+        if self.lora is None:
+          frozen = jax.tree.map(jnp.copy, state.weights.policy)
+        networks["reference"] = Network(Weights(frozen))
+      return self._with_further(TrainState(state.step, networks), starts, key)
+
+    return jax.jit(restart, out_shardings=self.placed, donate_argnums=0)(state, starts)
+
+  def _build(self, key: Array, given: Weights | None) -> TrainState:
+    policy, value = (None, None) if given is None else (given.policy, given.value)
+    if policy is None:
+      policy = init(self.model, jax.random.fold_in(key, 0))
+    if self.critic and value is None:
+      value = init_params(value_specs(self.model), jax.random.fold_in(key, 1))
+    networks = {}
+    if self.lora is not None:
+      networks["reference"] = Network(Weights(policy))
+      policy = init_lora(param_specs(self.model), self.lora, jax.random.fold_in(key, 2))
+    elif self.reference:
+      # A copy: donated buffers must not appear twice in one state.
+      networks["reference"] = Network(Weights(jax.tree.map(jnp.copy, policy)))
+    networks["policy"] = _fresh(Weights(policy, value), self.optimizer)
+    return self._with_further(TrainState(jnp.zeros((), jnp.int32), networks), {}, key)
+
+  def _with_further(
+    self, state: TrainState, starts: Mapping[str, Weights], key: Array
+  ) -> TrainState:
+    for name, spec in self.further.items():
+      weights = starts[name] if name in starts else _begin(name, spec, state, self.lora, key)
+      state = state.with_network(name, _fresh(weights, spec.optimizer))
+    return state
 
 
 def network_shardings(
   specs: Weights, optimizer: optax.GradientTransformation | None, mesh: jax.sharding.Mesh
 ) -> Network:
-  """NamedShardings of one network: see ``state_shardings``."""
+  """NamedShardings of one network: see ``StateSpec.placed``."""
   placed = shardings(specs, mesh)
   if optimizer is None:
     return Network(placed)
@@ -166,81 +236,6 @@ def network_shardings(
     is_leaf=_masked,
   )
   return Network(placed, opt_shardings)
-
-
-def init_state(
-  config: ModelConfig,
-  optimizer: optax.GradientTransformation,
-  key: Array,
-  placed: TrainState,
-  weights: Weights | None = None,
-  lora: LoraConfig | None = None,
-  further: Mapping[str, NetworkSpec] | None = None,
-) -> TrainState:
-  """Parameters and a fresh optimiser, created in place on the mesh.
-
-  Args:
-    config: model.
-    optimizer: its state is initialised for the parameters.
-    key: addresses all initial values; the value head folds in its own number.
-    placed: result of ``state_shardings``; says which parts exist.
-    weights: parameters to start from, whose buffers are taken over; a value head that they lack is
-      random, and so is everything where this is None.
-    lora: trains adapters, fresh ones, on the policy that would be trained otherwise.
-    further: other networks, as in ``placed``. Those whose ``start`` gives weights are random until
-      ``begin_stage``.
-  """
-  build = _builder(config, optimizer, placed, lora, further or {})
-  return jax.jit(build, out_shardings=placed, donate_argnums=1)(key, weights)
-
-
-def abstract_state(
-  config: ModelConfig,
-  optimizer: optax.GradientTransformation,
-  placed: TrainState,
-  lora: LoraConfig | None = None,
-  further: Mapping[str, NetworkSpec] | None = None,
-) -> TrainState:
-  """Shapes, dtypes and shardings of what ``init_state`` makes, without making it."""
-  build = _builder(config, optimizer, placed, lora, further or {})
-  shapes = jax.eval_shape(build, jax.random.key(0), None)
-  return jax.tree.map(
-    lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-    shapes,
-    placed,
-  )
-
-
-def _builder(
-  config: ModelConfig,
-  optimizer: optax.GradientTransformation,
-  placed: TrainState,
-  lora: LoraConfig | None,
-  further: Mapping[str, NetworkSpec],
-) -> Callable[[Array, Weights | None], TrainState]:
-  critic = placed.weights.value is not None
-
-  def build(key: Array, given: Weights | None) -> TrainState:
-    policy, value = (None, None) if given is None else (given.policy, given.value)
-    if policy is None:
-      policy = init(config, jax.random.fold_in(key, 0))
-    if critic and value is None:
-      value = init_params(value_specs(config), jax.random.fold_in(key, 1))
-    networks = {}
-    if lora is not None:
-      networks["reference"] = Network(Weights(policy))
-      policy = init_lora(param_specs(config), lora, jax.random.fold_in(key, 2))
-    elif "reference" in placed.networks:
-      # A copy: donated buffers must not appear twice in one state.
-      networks["reference"] = Network(Weights(jax.tree.map(jnp.copy, policy)))
-    networks["policy"] = _fresh(Weights(policy, value), optimizer)
-    state = TrainState(jnp.zeros((), jnp.int32), networks)
-    for name, spec in further.items():
-      weights = _begin(name, spec, state, lora, key)
-      state = state.with_network(name, _fresh(weights, spec.optimizer))
-    return state
-
-  return build
 
 
 def _begin(
@@ -258,36 +253,6 @@ def _begin(
   unused = [name for name in fields if getattr(spec.specs.policy, name) is None]
   kept = dataclasses.replace(policy, **dict.fromkeys(unused))
   return Weights(jax.tree.map(jnp.copy, kept), own.value)
-
-
-def begin_stage(
-  state: TrainState,
-  optimizer: optax.GradientTransformation,
-  placed: TrainState,
-  key: Array,
-  lora: LoraConfig | None = None,
-  further: Mapping[str, NetworkSpec] | None = None,
-) -> TrainState:
-  """State at the start of a stage: fresh optimiser, reference set to the present policy.
-
-  With ``lora`` the reference stays what the adapters are added to. Networks of ``further`` begin
-  with their ``start``; ``key`` addresses what is random of them.
-  """
-  specs = further or {}
-  starts = {name: spec.start() for name, spec in specs.items() if callable(spec.start)}
-
-  def restart(state: TrainState, starts: dict[str, Weights]) -> TrainState:
-    networks = {"policy": _fresh(state.weights, optimizer)}
-    if "reference" in placed.networks:
-      frozen = state.reference if lora is not None else jax.tree.map(jnp.copy, state.weights.policy)
-      networks["reference"] = Network(Weights(frozen))
-    begun = TrainState(state.step, networks)
-    for name, spec in specs.items():
-      weights = starts[name] if name in starts else _begin(name, spec, begun, lora, key)
-      begun = begun.with_network(name, _fresh(weights, spec.optimizer))
-    return begun
-
-  return jax.jit(restart, out_shardings=placed, donate_argnums=0)(state, starts)
 
 
 def _fresh(weights: Weights, optimizer: optax.GradientTransformation | None) -> Network:

@@ -23,14 +23,11 @@ from agentjax.training.snapshots import snapshot_networks
 from agentjax.training.state import (
   Network,
   NetworkSpec,
+  StateSpec,
   TrainState,
   Weights,
-  abstract_state,
-  begin_stage,
   full_policy,
-  init_state,
   network_specs,
-  state_shardings,
 )
 from agentjax.trajectory.record import POLICY
 
@@ -47,6 +44,7 @@ class TrainStates:
 
   Attributes:
     trained: those policies, by name.
+    specs: what the states of each stage are made of.
     policy_optimizers: of the reinforcement-learning stage, of all trained policies.
   """
 
@@ -89,29 +87,22 @@ class TrainStates:
       reference=reference and self._lora is None,
       load=self._load_policy,
     )
-    self.further: dict[str, Mapping[str, NetworkSpec]] = {
+    present: dict[str, Mapping[str, NetworkSpec]] = {
       "supervised": {},
       "rl": {**networks, **further, **snapshot_networks(experiment, parts.model)},
     }
-    self.placed = {
-      stage: state_shardings(
-        parts.model,
-        optimizer,
-        mesh,
-        critic=critic,
-        reference=reference,
-        lora=self._lora,
-        further=self.further[stage],
-      )
+    self.specs = {
+      stage: StateSpec(parts.model, optimizer, mesh, critic, reference, self._lora, present[stage])
       for stage, optimizer in self.optimizers.items()
     }
+    placed = self.specs["rl"].placed
     self._resync = jax.jit(
       functools.partial(_resync, policies=(POLICY, *self.trained)),
       donate_argnums=0,
-      out_shardings=self.placed["rl"],
+      out_shardings=placed,
     )
     self._take_snapshots = jax.jit(
-      _take_snapshots, static_argnums=1, donate_argnums=0, out_shardings=self.placed["rl"]
+      _take_snapshots, static_argnums=1, donate_argnums=0, out_shardings=placed
     )
 
   def _add_optimizer(self, name: str, seat: TrainedSeat, specs: Weights) -> None:
@@ -143,15 +134,7 @@ class TrainStates:
       )
       weights = Weights(policy)
     key = jax.random.key(experiment.seed)
-    return init_state(
-      self._parts.model,
-      self.optimizers[stage],
-      key,
-      self.placed[stage],
-      weights,
-      self._lora,
-      self.further[stage],
-    )
+    return self.specs[stage].create(key, weights)
 
   def first_state(self, stage: str) -> TrainState:
     """What a run begins with: ``initial_state``, with the networks of ``config.start_from``."""
@@ -163,13 +146,7 @@ class TrainStates:
 
   def abstract_state(self, stage: str) -> TrainState:
     """What a checkpoint of ``stage`` is restored to: shapes, dtypes and shardings."""
-    return abstract_state(
-      self._parts.model,
-      self.optimizers[stage],
-      self.placed[stage],
-      self._lora,
-      self.further[stage],
-    )
+    return self.specs[stage].abstract()
 
   def whole_weights(self, state: TrainState) -> Weights:
     """What ``initial_state`` takes: with adapters, the policy they are added to."""
@@ -183,7 +160,7 @@ class TrainStates:
 
   def take_snapshots(self, state: TrainState, names: tuple[str, ...]) -> TrainState:
     """The state with the present policies as the snapshots of these names."""
-    copied = tuple((name, self.further["rl"][name].of) for name in names)
+    copied = tuple((name, self.specs["rl"].further[name].of) for name in names)
     return self._take_snapshots(state, copied) if names else state
 
   def snapshot(self, state: TrainState, name: str) -> Params:
@@ -199,14 +176,7 @@ class TrainStates:
 
   def begin_rl(self, state: TrainState) -> TrainState:
     """The state with which reinforcement learning starts."""
-    return begin_stage(
-      state,
-      self.optimizers["rl"],
-      self.placed["rl"],
-      jax.random.key(self._parts.experiment.seed),
-      self._lora,
-      self.further["rl"],
-    )
+    return self.specs["rl"].begin_stage(state, jax.random.key(self._parts.experiment.seed))
 
   def begin_phase(self, state: TrainState) -> TrainState:
     """The state of a later phase: the present policies are the references, without adapters."""

@@ -44,17 +44,15 @@ class SupervisedSteps:
     settings = parts.experiment.supervised
     self._parts, self._states, self._settings = parts, states, settings
     self._rows = MeshRows(states.mesh, settings.microbatch_rows)
-    likelihood = parts.experiment.likelihood
-    own = None if likelihood is None else likelihood.demonstrations(parts.model, parts.chat)
-    self._align = 1 if likelihood is None else likelihood.align
+    own = parts.experiment.likelihood.demonstrations(parts.model, parts.chat)
     self._noise = None if own is None else jax.jit(noise_of, out_shardings=self._rows.whole)
     self._update = make_update(
       # Nothing is sampled, so log-probs are not compared.
       dataclasses.replace(parts.model, exact_chunk=0),
       states.optimizers["supervised"],
       supervised_objective,
-      dataclasses.replace(update_settings(settings, parts.experiment.lora), score=own),
-      states.placed["supervised"],
+      update_settings(settings, parts.experiment.lora, score=own),
+      states.specs["supervised"].placed,
     )
     self._prepare = jax.jit(
       lambda batch: prepare_supervised(batch, aggregation=settings.aggregation),
@@ -80,18 +78,17 @@ class SupervisedSteps:
     if self._depths is not None:
       # Reinforcement learning uses the depth of sampling.
       depths = self._depths(state.step, batch.segment_ids)
-    given = None
+    given: dict[str, Any] = {}
+    if self._noise is not None:
+      given["noise"] = self._noise(batch.weights, state.step + 1)
     if self._settings.token_sets is not None:
       if self._token_sets is None:
         self._token_sets = self._settings.token_sets.build(self._tools())
       kept = kept_places(np.asarray(packed.weights), time_multiple(self._states.mesh))
-      sets = self._token_sets.at(tasks, packed, kept)
-      given = ForUpdate({"kept": kept, "sets": sets})
-    noise = None if self._noise is None else self._noise(batch.weights, state.step + 1)
-    ready = make_ready(self._rows, batch, prepared, given, depths, noise)
+      given |= {"kept": kept, "sets": self._token_sets.at(tasks, packed, kept)}
+    ready = make_ready(self._rows, batch, prepared, ForUpdate(given), depths)
     state, values, _ = run_update(self._update, state, ready, self._states.mesh)
-    # Nothing was sampled, so there is no sampler to disagree with.
-    return counted(state), {k: v for k, v in values.items() if not k.startswith("mismatch/")}
+    return counted(state), values
 
   def _pack(self, tasks: Sequence[Task]) -> Batch:
     settings = self._settings
@@ -101,7 +98,7 @@ class SupervisedSteps:
       rows=settings.microbatch_rows,
       pad_id=self._parts.tokenizer.pad_id,
       expected=settings.tasks_per_step,
-      align=self._align,
+      align=self._parts.experiment.likelihood.align,
     )
 
   def _tools(self) -> TokenSetTools:

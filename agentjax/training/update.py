@@ -30,7 +30,7 @@ from agentjax.models.param_ops import qk_clip_scales, rescale
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.objective import Objective, Prepared
 from agentjax.signals.teacher import TeacherHead, TeacherTargets, teacher_divergences
-from agentjax.training.auxiliary import WholeBatch, auxiliary_losses, count_batch
+from agentjax.training.auxiliary import AuxiliaryConfig, WholeBatch, auxiliary_losses, count_batch
 from agentjax.training.likelihood import ScoreTokens
 from agentjax.training.nonfinite import count_nonfinite
 from agentjax.training.optimizer import bad_steps, scale_masters
@@ -62,16 +62,12 @@ class UpdateBatch:
   noise: Array | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class UpdateSettings:
+@dataclasses.dataclass(unsafe_hash=True)
+class UpdateSettings(AuxiliaryConfig):
   """Static settings of an update.
 
   Attributes:
     temperature: divides logits before log-probs, as in sampling.
-    router_bias_rate: step of the expert bias outside the gradient; 0 leaves routers alone.
-    balance_coefficient, sequence_balance_coefficient, router_z_coefficient, z_loss_coefficient,
-      mtp_coefficient: weights of the losses of ``auxiliary_losses``.
-    qk_clip: largest attention score that is left alone (``models.qk_clip_scales``); None is off.
     lora: adapters are trained, on ``TrainState.reference``.
     distillation: which divergence from ``UpdateBatch.teacher``.
     only_values: the value head is trained, and nothing of the policy changes.
@@ -79,13 +75,6 @@ class UpdateSettings:
   """
 
   temperature: float = 1.0
-  router_bias_rate: float = 0.0
-  balance_coefficient: float = 0.0
-  sequence_balance_coefficient: float = 0.0
-  router_z_coefficient: float = 0.0
-  z_loss_coefficient: float = 0.0
-  mtp_coefficient: float = 0.0
-  qk_clip: float | None = None
   lora: LoraConfig | None = None
   distillation: DistillationConfig | None = None
   only_values: bool = False
@@ -105,11 +94,6 @@ def micro_rows(needed: int, rows: int) -> int:
   while count * rows < needed:
     count *= 4
   return count * rows
-
-
-def split_rows(tree: Any, rows: int) -> Any:
-  """[M * rows, ...] arrays as [M, rows, ...]."""
-  return jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), tree)
 
 
 def used_micro_batches(segment_ids: Any, rows: int) -> int:
@@ -141,13 +125,11 @@ def make_update(
   Returns:
     A function whose ``micro_batches`` are [M, rows, T] arrays; the first ``count`` are used.
     Metrics are the objective's, summed over micro-batches, and ``loss``, ``grad_norm``,
-    ``update_norm``, ``bad_steps``; of the weighted tokens, trainer against sampler before the
-    update: ``mismatch/mean``, ``mismatch/max`` (|difference of log-probs|, nats) and
-    ``mismatch/multiplicative_error`` (mean of exp |difference|); with experts ``router_imbalance``
-    (largest load over mean load of a layer, the worst layer; 1 is even) and ``router_dropped``
-    (choices that found no room); the ``auxiliary/...`` losses that have a coefficient; with
-    ``qk_clip`` ``qk_clip/max`` (largest score of any head) and ``qk_clip/heads`` (heads clipped).
-    ``nonfinite/NAME`` are those of ``count_nonfinite``.
+    ``update_norm``, ``bad_steps``; with experts ``router_imbalance`` (largest load over mean load
+    of a layer, the worst layer; 1 is even) and ``router_dropped`` (choices that found no room); the
+    ``auxiliary/...`` losses that have a coefficient; with ``qk_clip`` ``qk_clip/max`` (largest
+    score of any head) and ``qk_clip/heads`` (heads clipped). ``nonfinite/NAME`` are those of
+    ``count_nonfinite``.
     ``log_probs``, [M, rows, T], are the trainer's before the update.
   """
   if settings.only_values:
@@ -169,12 +151,11 @@ def make_update(
       kept = _keep_policy(opt_state, old.opt_state)
       new = Network(dataclasses.replace(new.weights, policy=old.weights.policy), kept)
     bad = bad_steps(new.opt_state)
-    new, clipping = parts.clip_attention(new, gathered.largest.scores, bad == 0)
+    new, clipping = parts.clip_attention(new, gathered.max_scores, bad == 0)
     new = parts.move_router_bias(new, gathered.sums.load, bad == 0)
     metrics = {
       **gathered.sums.metrics,
       **clipping,
-      "mismatch/max": gathered.largest.gap,
       "grad_norm": optax.tree.norm(grads),
       "update_norm": optax.tree.norm(changes),
       "bad_steps": bad.astype(jnp.float32),
@@ -194,18 +175,11 @@ class _Sums(NamedTuple):
   load: Array | None  # [routers, experts]
 
 
-class _Largest(NamedTuple):
-  """What is the largest of all micro-batches."""
-
-  gap: Array
-  scores: Array | None  # [attentions, heads]
-
-
 class _Gathered(NamedTuple):
   """What the loss of a micro-batch, or of all, gives besides its gradient."""
 
   sums: _Sums
-  largest: _Largest
+  max_scores: Array | None  # [attentions, heads], the largest of all micro-batches
   log_probs: Array  # of the micro-batch [rows, T], or of all [M, rows, T]
 
 
@@ -237,21 +211,21 @@ class _UpdateParts:
       return gradient(weights, reference, _take(batches, i), whole, head)
 
     def body(i: Array, carry: tuple[Any, _Gathered]) -> tuple[Any, _Gathered]:
-      grads, (sums, largest, log_probs) = carry
-      more_grads, (more_sums, more_largest, scored) = step(i)
+      grads, (sums, max_scores, log_probs) = carry
+      more_grads, (more_sums, more_scores, scored) = step(i)
       return (
         # Gradients of narrow parameters add up in float32.
         jax.tree.map(jnp.add, grads, more_grads),
         _Gathered(
           jax.tree.map(jnp.add, sums, more_sums),
-          jax.tree.map(jnp.maximum, largest, more_largest),
+          jax.tree.map(jnp.maximum, max_scores, more_scores),
           jax.lax.dynamic_update_index_in_dim(log_probs, scored, i, 0),
         ),
       )
 
-    sum_shapes, largest_shapes, _ = jax.eval_shape(step, 0)[1]
+    sum_shapes, score_shapes, _ = jax.eval_shape(step, 0)[1]
     unscored = jnp.zeros(batches.token_ids.shape, jnp.float32)
-    empty = _Gathered(_filled(sum_shapes, 0), _filled(largest_shapes, -jnp.inf), unscored)
+    empty = _Gathered(_filled(sum_shapes, 0), _filled(score_shapes, -jnp.inf), unscored)
     no_grads = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), weights)
     return jax.lax.fori_loop(0, count, body, (no_grads, empty))
 
@@ -268,22 +242,19 @@ class _UpdateParts:
     if settings.only_values:
       networks = dataclasses.replace(networks, policy=jax.lax.stop_gradient(networks.policy))
     policy = full_policy(networks, reference, settings.lora)
-    rows = (batch.token_ids, fixed.segment_ids, batch.positions)
-    if settings.score is not None:
-      scores = settings.score(
-        policy, self.config, *rows, batch.noise, temperature=settings.temperature
-      )
-    else:
-      scores = score_tokens(
-        policy,
-        self.config,
-        *rows,
-        temperature=settings.temperature,
-        experts=replayed(batch.experts),
-        depths=batch.depths,
-        kept=batch.kept,
-        sets=batch.sets,
-      )
+    given: dict[str, Any] = {"noise": batch.noise}
+    if settings.score is None:
+      given = {name: getattr(batch, name) for name in ("depths", "kept", "sets")}
+      given["experts"] = replayed(batch.experts)
+    scores = (settings.score or score_tokens)(
+      policy,
+      self.config,
+      batch.token_ids,
+      fixed.segment_ids,
+      batch.positions,
+      temperature=settings.temperature,
+      **given,
+    )
     divergences = self._divergences(policy, scores, batch, head)
     predicted = None
     if networks.value is not None:
@@ -293,19 +264,10 @@ class _UpdateParts:
     metrics = metrics | count_nonfinite(inputs, loss)
     beside = auxiliary_losses(scores, policy, self.config, batch, whole, settings)
     loss = loss + beside.total
-    gap = jnp.abs(scores.log_probs - fixed.behaviour_log_probs)
-    gap = jnp.where(fixed.weights > 0, gap, 0.0)
-    sums = {
-      **metrics,
-      **beside.metrics,
-      "loss": loss,
-      "mismatch/mean": jnp.sum(fixed.shares * gap),
-      "mismatch/multiplicative_error": jnp.sum(fixed.shares * jnp.exp(gap)),
-    }
+    sums = {**metrics, **beside.metrics, "loss": loss}
     if scores.routing is not None:
       sums["router_dropped"] = scores.dropped
-    largest = _Largest(gap.max(), scores.max_scores)
-    return loss, _Gathered(_Sums(sums, beside.load), largest, scores.log_probs)
+    return loss, _Gathered(_Sums(sums, beside.load), scores.max_scores, scores.log_probs)
 
   def _divergences(
     self, policy: Any, scores: TokenScores, batch: UpdateBatch, head: TeacherHead | None
@@ -389,17 +351,14 @@ def make_score(config: ModelConfig, temperature: float, own: ScoreTokens | None 
     noise: Array | None = None,
   ):
     def body(i: Array, carry):
-      rows = _take((token_ids, segment_ids, positions), i)
-      if own is not None:
-        scores = own(networks.policy, config, *rows, _take(noise, i), temperature=temperature)
-      else:
-        scores = score_tokens(
-          networks.policy,
-          config,
-          *rows,
-          temperature=temperature,
-          experts=replayed(_take(experts, i)),
-        )
+      given = {"noise": _take(noise, i)} if own else {"experts": replayed(_take(experts, i))}
+      scores = (own or score_tokens)(
+        networks.policy,
+        config,
+        *_take((token_ids, segment_ids, positions), i),
+        temperature=temperature,
+        **given,
+      )
       results = [scores.log_probs, jnp.zeros_like(scores.log_probs)]
       if networks.value is not None:
         results[1] = state_values(networks, scores.hidden)

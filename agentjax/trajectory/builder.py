@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -26,8 +26,6 @@ from agentjax.trajectory.columns import (
 )
 from agentjax.trajectory.experts import fit
 from agentjax.trajectory.record import (
-  AGENT,
-  POLICY,
   Flag,
   Outcome,
   Reward,
@@ -77,6 +75,24 @@ class TokenPath:
     return value_or_fill(self.columns, name, (len(self),))
 
 
+class SegmentFields(TypedDict, total=False):
+  """Where a segment stands, and what any segment may have.
+
+  Attributes:
+    parent: index of the segment this continues; None starts a root; the default is the last one.
+    agent, policy, visible_to, seconds, flags: see ``Segment``.
+    columns: by name what else is known, see ``TrajectoryBuilder.set_columns``.
+  """
+
+  parent: int | None
+  agent: str
+  policy: str
+  visible_to: tuple[str, ...]
+  seconds: float
+  flags: Iterable[Flag]
+  columns: Mapping[str, Any] | None
+
+
 class TrajectoryBuilder:
   """Grows one trajectory, segment by segment, and counts turns.
 
@@ -116,14 +132,8 @@ class TrajectoryBuilder:
     token_ids: Sequence[int] | np.ndarray,
     *,
     weight: float = 0.0,
-    parent: int | None = LAST,
     calls: int = 0,
-    agent: str = AGENT,
-    policy: str = POLICY,
-    visible_to: tuple[str, ...] = (),
-    seconds: float = 0.0,
-    flags: Iterable[Flag] = frozenset(),
-    columns: Mapping[str, Any] | None = None,
+    **fields: Unpack[SegmentFields],
   ) -> int:
     """Adds tokens the policy did not draw: prompts, markup, tool results, demonstrations.
 
@@ -132,10 +142,8 @@ class TrajectoryBuilder:
       token_ids: int [n].
       weight: loss weight of each token; 1 for targets of a demonstration. With weight, an
         "assistant" segment counts as a model call.
-      parent: index of the segment this continues; None starts a root.
       calls: model calls before a root, if a history was rewritten; the count of turns continues.
-      agent, policy, visible_to, seconds, flags: see ``Segment``.
-      columns: by name what else is known, see ``set_columns``.
+      fields: see ``SegmentFields``.
 
     Returns:
       Index of the new segment.
@@ -146,22 +154,17 @@ class TrajectoryBuilder:
     """
     ids = np.array(token_ids, np.int32)
     n = len(ids)
+    before = calls if fields.get("parent", LAST) is None else 0
     return self._add(
       owner,
-      calls=int(owner == "assistant" and weight > 0) + (calls if parent is None else 0),
+      calls=int(owner == "assistant" and weight > 0) + before,
       token_ids=ids,
       sampled=np.zeros(n, np.bool_),
       weights=np.full(n, weight, np.float32),
       behaviour_log_probs=np.zeros(n, np.float32),
       entropies=np.zeros(n, np.float32),
       versions=np.full(n, -1, np.int32),
-      parent=parent,
-      agent=agent,
-      policy=policy,
-      visible_to=visible_to,
-      seconds=seconds,
-      flags=frozenset(flags),
-      columns=columns,
+      **fields,
     )
 
   def append_sampled(
@@ -172,13 +175,7 @@ class TrajectoryBuilder:
     versions: Sequence[int] | np.ndarray | int,
     *,
     weights: Sequence[float] | np.ndarray | None = None,
-    parent: int | None = LAST,
-    agent: str = AGENT,
-    policy: str = POLICY,
-    visible_to: tuple[str, ...] = (),
-    seconds: float = 0.0,
-    flags: Iterable[Flag] = frozenset(),
-    columns: Mapping[str, Any] | None = None,
+    **fields: Unpack[SegmentFields],
   ) -> int:
     """Adds one model call: tokens the policy drew.
 
@@ -186,9 +183,7 @@ class TrajectoryBuilder:
       token_ids: int [n]. behaviour_log_probs, entropies: float [n], nats, under the sampler.
       versions: int [n] or one int, weight version that drew them, >= 0.
       weights: loss weights [n]; None means 1. Zero for tokens that the policy should not learn.
-      parent: index of the segment this continues; None starts a root.
-      agent, policy, visible_to, seconds, flags: see ``Segment``.
-      columns: by name what else is known, see ``set_columns``.
+      fields: see ``SegmentFields``.
 
     Returns:
       Index of the new segment.
@@ -210,13 +205,7 @@ class TrajectoryBuilder:
       versions=np.full(n, versions, np.int32)
       if isinstance(versions, int | np.integer)
       else np.array(versions, np.int32),
-      parent=parent,
-      agent=agent,
-      policy=policy,
-      visible_to=visible_to,
-      seconds=seconds,
-      flags=frozenset(flags),
-      columns=columns,
+      **fields,
     )
 
   def record_experts(self, experts: np.ndarray, index: int | None = None) -> None:
@@ -299,8 +288,9 @@ class TrajectoryBuilder:
     owner: str,
     *,
     calls: int,
-    parent: int | None,
-    columns: Mapping[str, Any] | None,
+    parent: int | None = LAST,
+    flags: Iterable[Flag] = frozenset(),
+    columns: Mapping[str, Any] | None = None,
     **fields: Any,
   ) -> int:
     index = len(self._trajectory.segments)
@@ -309,7 +299,12 @@ class TrajectoryBuilder:
     _check_parent(self._trajectory, index, parent)
     after = calls + (0 if parent is None else self._calls[parent])
     segment = Segment(
-      owner=owner, parent=parent, turn=max(after - 1, 0), columns=_cast(columns), **fields
+      owner=owner,
+      parent=parent,
+      turn=max(after - 1, 0),
+      flags=frozenset(flags),
+      columns=_cast(columns),
+      **fields,
     )
     _check_segment(self._trajectory, index, segment)
     self._trajectory.segments.append(segment)

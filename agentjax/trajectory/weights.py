@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from agentjax.config import Config, NonNegativeFloat, check
+from agentjax.config import Config, NonNegativeFloat
 from agentjax.trajectory.record import Flag, Segment, Status, Trajectory
 
 WeightRule = Literal["none", "role", "error_masked", "partial", "incomplete", "special_tokens"]
@@ -38,22 +38,20 @@ class WeightConfig(Config):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    check(
+    require = self.requirements(path)
+    require(
       len(set(self.rules)) == len(self.rules) and bool(self.rules),
-      f"{path}.rules",
-      self.rules,
+      "rules",
       "at least one rule, each once",
     )
-    check(
+    require(
       not {"none", "role"} <= set(self.rules),
-      f"{path}.rules",
-      self.rules,
+      "rules",
       'one of "none" and "role"; their product is "role"',
     )
-    check(
+    require(
       ("special_tokens" in self.rules) == bool(self.special_token_ids),
-      f"{path}.special_token_ids",
-      self.special_token_ids,
+      "special_token_ids",
       'some ids with the rule "special_tokens", none without it',
     )
 

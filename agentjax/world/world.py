@@ -193,8 +193,6 @@ def default_world() -> WorldConfig:
 class OwnWorld(Adopted, WorldConfig):
   """A world without settings, named by ``module:attribute``: an object, a class or a function."""
 
-  found: Any = dataclasses.field(default=None, compare=False, repr=False)
-
   def check_run(self, tools: ToolsConfig, data: DataConfig, path: str) -> None:
     pass
 

@@ -19,6 +19,11 @@ IMPLEMENTATIONS: Mapping[str, Callable[..., Array]] = {
   "pallas_tpu": pallas_tpu.paged_attention,
   "pallas_gpu": pallas_gpu.paged_attention,
 }
+# Why a kernel does not take some query, keys, values, page table and V; None where it does.
+REFUSALS: Mapping[str, Callable[..., str | None]] = {
+  "pallas_tpu": pallas_tpu.refusal,
+  "pallas_gpu": pallas_gpu.refusal,
+}
 
 
 def paged_attention(
@@ -54,7 +59,8 @@ def paged_attention(
     values: pool [P, C, S, V]; None where the values are the first ``value_dim`` channels of the
       keys, as in latent attention.
     page_table: int32 [R, M]. An entry that no visible place needs may be any number.
-    starts: int32 [R], tokens the row held before these.
+    starts: int32 [R], tokens the row held before these. Below 0 the first ``-starts`` tokens have
+      no place: like padding they see nothing.
     counts: int32 [R], tokens of the row that are not right padding, 0..T;
       ``starts + counts <= M S``.
     scale: on the products.
@@ -65,7 +71,7 @@ def paged_attention(
     implementation: None (the fastest measured for this backend) or a key of ``IMPLEMENTATIONS``.
 
   Returns:
-    [R, T, H, V] in the dtype of the query; 0 at padding.
+    [R, T, H, V] in the dtype of the query; 0 at padding and where a token has no place.
 
   Raises:
     ValueError: shapes, dtypes or options that do not fit, or an implementation that is not
@@ -97,7 +103,8 @@ def paged_attention(
     window,
     value_dim,
   )
-  real = jnp.arange(time) < counts[:, None]
+  token = jnp.arange(time)
+  real = (token < counts[:, None]) & (token >= -starts[:, None])
   return jnp.where(real[..., None, None], out, 0.0).astype(query.dtype)
 
 

@@ -22,6 +22,7 @@ from pallas_kernels.implementations import on_platform
 from pallas_kernels.paged_attention.layout import from_rows, to_rows
 
 Array = jax.Array
+Shaped = Array | jax.ShapeDtypeStruct
 Ref = Any
 
 # Finite: exp gives exactly 0 for what is masked.
@@ -80,10 +81,12 @@ def paged_attention(
   ``jax.shard_map``, with ``check_vma=False``.
 
   Raises:
-    ValueError: a query neither float32 nor bfloat16, or D or V above 1,024, or a pool of 8 bits of
-      more than 2^31 and at most 2^32 numbers, for which Pallas computes offsets in 32 bits.
+    ValueError: what ``refusal`` says.
   """
-  sizes = _sizes(query, keys, values, page_table, scale, window, value_dim)
+  refused = refusal(query, keys, values, page_table, value_dim)
+  if refused is not None:
+    raise ValueError(refused)
+  sizes = _sizes(query, keys, page_table, scale, window, value_dim)
   widths = sum(sizes.key_cuts[-1]), sum(sizes.value_cuts[-1])
   rows = to_rows(query, sizes.kv_heads, sizes.blocks * sizes.queries, widths[0])
   arrays = [page_table, starts[:, None], counts[:, None], rows, keys]
@@ -94,10 +97,30 @@ def paged_attention(
   return from_rows(out, query.shape[1], query.shape[2], value_dim)
 
 
+def refusal(
+  query: Shaped, keys: Shaped, values: Shaped | None, page_table: Shaped, value_dim: int
+) -> str | None:
+  """Why the kernel does not take arrays of these shapes and dtypes; None where it does.
+
+  It takes queries in float32 or bfloat16 and D and V up to 1,024, but no pool of 8 bits of more
+  than 2^31 and at most 2^32 numbers, for which Pallas computes offsets in 32 bits.
+  """
+  del page_table  # of any size
+  width = query.shape[3]
+  largest = max(keys.size, 0 if values is None else values.size)
+  doubtful = keys.dtype.itemsize == 1 and 2**31 < largest <= 2**32
+  if query.dtype not in (jnp.float32, jnp.bfloat16) or max(width, value_dim) > _WIDEST or doubtful:
+    return (
+      "paged_attention: implementation='pallas_gpu' takes queries in float32 or bfloat16, widths "
+      f"up to {_WIDEST} and pools of 8 bits of other than 2^31 to 2^32 numbers; got {query.dtype}, "
+      f"D={width}, V={value_dim} and pools of {largest} numbers; use implementation='xla'."
+    )
+  return None
+
+
 def _sizes(
   query: Array,
   keys: Array,
-  values: Array | None,
   page_table: Array,
   scale: float,
   window: int | None,
@@ -105,15 +128,7 @@ def _sizes(
 ) -> _Sizes:
   rows, time, heads, width = query.shape
   kv_heads, page = keys.shape[1:3]
-  shared, item = heads // kv_heads, keys.dtype.itemsize
-  largest = max(keys.size, 0 if values is None else values.size)
-  doubtful = item == 1 and 2**31 < largest <= 2**32
-  if query.dtype not in (jnp.float32, jnp.bfloat16) or max(width, value_dim) > _WIDEST or doubtful:
-    raise ValueError(
-      "paged_attention: implementation='pallas_gpu' takes queries in float32 or bfloat16, widths "
-      f"up to {_WIDEST} and pools of 8 bits of other than 2^31 to 2^32 numbers; got {query.dtype}, "
-      f"D={width}, V={value_dim} and pools of {largest} numbers; use implementation='xla'."
-    )
+  shared = heads // kv_heads
   key_cuts, value_cuts = _cuts(width), _cuts(value_dim)
   fitting = max(_SUMS // _power_of_two(value_dim), _SMALLEST)
   queries = min(_power_of_two(time * shared), fitting, _QUERIES)

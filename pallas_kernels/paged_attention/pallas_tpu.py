@@ -23,6 +23,7 @@ from pallas_kernels.implementations import on_platform
 from pallas_kernels.paged_attention.layout import from_rows, to_rows
 
 Array = jax.Array
+Shaped = Array | jax.ShapeDtypeStruct
 Ref = Any
 
 # Finite: exp gives exactly 0 for what is masked.
@@ -90,18 +91,13 @@ def paged_attention(
   ``check_vma=False``, and on a mesh it has to stand in one.
 
   Raises:
-    ValueError: a query neither float32 nor bfloat16, a page table of more than 245,760 numbers, or
-      pages whose tokens do not fill the sublanes: S is a multiple of 8 in float32, 16 in bfloat16,
-      32 in 8 bits.
+    ValueError: what ``refusal`` says.
   """
+  refused = refusal(query, keys, values, page_table, value_dim)
+  if refused is not None:
+    raise ValueError(refused)
   sizes = _sizes(query, keys, values, page_table, scale, window, value_dim)
   spare = sizes.tiles * sizes.pages - page_table.shape[1]
-  if sizes.rows * sizes.tiles * sizes.pages > _TABLE:
-    raise ValueError(
-      "paged_attention: implementation='pallas_tpu' holds the page table in scalar memory, up to "
-      f"{_TABLE} numbers; got {sizes.rows} rows of {page_table.shape[1]} pages; take larger pages, "
-      "fewer rows a call, or implementation='xla'."
-    )
   page_table = jnp.pad(page_table, ((0, 0), (0, spare)))
   rows = to_rows(query, sizes.kv_heads, sizes.blocks * sizes.queries, sizes.width)
   arrays = [page_table.reshape(-1), starts, counts, rows, keys]
@@ -116,11 +112,37 @@ def paged_attention(
   return from_rows(out, query.shape[1], query.shape[2], value_dim)
 
 
+def refusal(
+  query: Shaped, keys: Shaped, values: Shaped | None, page_table: Shaped, value_dim: int
+) -> str | None:
+  """Why the kernel does not take arrays of these shapes and dtypes; None where it does.
+
+  It takes queries in float32 or bfloat16, a page table of up to 245,760 numbers, and pages whose
+  tokens fill the sublanes: S is a multiple of 8 in float32, 16 in bfloat16, 32 in 8 bits.
+  """
+  page, item = keys.shape[2], keys.dtype.itemsize
+  sublanes = 8 * 4 // item
+  if query.dtype not in (jnp.float32, jnp.bfloat16) or page % sublanes:
+    return (
+      "paged_attention: implementation='pallas_tpu' takes queries in float32 or bfloat16 and, for "
+      f"pools of {item} bytes a number, pages of a multiple of {sublanes} tokens; got "
+      f"{query.dtype} and {page} tokens; use implementation='xla'."
+    )
+  sizes = _sizes(query, keys, values, page_table, 1.0, None, value_dim)
+  if sizes.rows * sizes.tiles * sizes.pages > _TABLE:
+    return (
+      "paged_attention: implementation='pallas_tpu' holds the page table in scalar memory, up to "
+      f"{_TABLE} numbers; got {sizes.rows} rows of {page_table.shape[1]} pages; take larger pages, "
+      "fewer rows a call, or implementation='xla'."
+    )
+  return None
+
+
 def _sizes(
-  query: Array,
-  keys: Array,
-  values: Array | None,
-  page_table: Array,
+  query: Shaped,
+  keys: Shaped,
+  values: Shaped | None,
+  page_table: Shaped,
   scale: float,
   window: int | None,
   value_dim: int,
@@ -128,13 +150,6 @@ def _sizes(
   rows, time, heads, width = query.shape
   kv_heads, page = keys.shape[1:3]
   shared, item = heads // kv_heads, keys.dtype.itemsize
-  sublanes = 8 * 4 // item
-  if query.dtype not in (jnp.float32, jnp.bfloat16) or page % sublanes:
-    raise ValueError(
-      "paged_attention: implementation='pallas_tpu' takes queries in float32 or bfloat16 and, for "
-      f"pools of {item} bytes a number, pages of a multiple of {sublanes} tokens; got "
-      f"{query.dtype} and {page} tokens; use implementation='xla'."
-    )
   widths = [width] if values is None else [width, value_dim]
   token_bytes = kv_heads * item * sum(-(-w // _LANES) * _LANES for w in widths)
   pages = min(max(min(_TILE_BYTES // token_bytes, _TILE) // page, 1), page_table.shape[1])

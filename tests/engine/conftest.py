@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import jax
 import pytest
 
 from agentjax import models
 from agentjax.engine import Engine, EngineConfig, SlotEngine
+from agentjax.engine.lane import Results, Running
+from agentjax.engine.pace import Pace
 
 
 def text(token_ids: list[int]) -> str:
@@ -30,6 +35,26 @@ def sizes(**changes) -> EngineConfig:
       **changes,
     }
   )
+
+
+@contextlib.contextmanager
+def dispatched(*, ahead: bool) -> Iterator[None]:
+  """Whatever it costs, cycles are dispatched ahead wherever they may be, or never.
+
+  Results come late, as those of a larger model do.
+  """
+  wait = Running.wait
+
+  def late(running: Running) -> Results:
+    time.sleep(0.01)
+    return wait(running)
+
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(mock.patch.object(Pace, "ahead", ahead))
+    stack.enter_context(mock.patch.object(Pace, "hold_back", lambda *_: 0.0))
+    if ahead:
+      stack.enter_context(mock.patch.object(Running, "wait", late))
+    yield
 
 
 @pytest.fixture(scope="session")

@@ -189,7 +189,7 @@ def test_recorded_experts_are_those_of_training():
   found = [r.experts() for r in engine.extend([(3, ids[:7]), (3, ids[7:])])]
   plan = engine.idle_plan()
   plan.budget[3] = 6
-  plan.temperature[3] = 1.0
+  plan.filters.temperature[3] = 1.0
   chunk = engine.decode(plan)
   found = np.concatenate([*found, chunk.experts[3]])
   rows = pack_by_layout([np.concatenate([ids, chunk.token_ids[3]])], [[0]], 32)

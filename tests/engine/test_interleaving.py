@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from agentjax.engine import Engine, EngineConfig, EngineError, SampleRequest, address_key
 from agentjax.models import ModelConfig, Params
+from tests.engine.conftest import dispatched
 
 pytestmark = pytest.mark.optimised
 
@@ -169,13 +170,17 @@ def world(model_config, params, other_params) -> Iterator[World]:
   tiny=st.booleans(),
   lanes=st.integers(1, 2),
   room=st.sampled_from([0, 128, 200]),
+  ahead=st.booleans(),
 )
-def test_any_interleaving_gives_what_a_fresh_run_gives(world, reuse, steps, tiny, lanes, room):
+def test_any_interleaving_gives_what_a_fresh_run_gives(
+  world, reuse, steps, tiny, lanes, room, ahead
+):
   config = sizes(prefix_reuse=reuse, slots=4 * lanes, lanes=lanes, cache_tokens=room * lanes)
   engine = Engine(world.config, config)
   engine.publish(world.weights[0], 0)
   try:
-    trials = asyncio.run(act(engine, world.weights, steps, tiny))
+    with dispatched(ahead=ahead):
+      trials = asyncio.run(act(engine, world.weights, steps, tiny))
     for trial in trials:
       if trial.version is None or trial.version < 0:
         continue  # no call, or made by several weights

@@ -92,7 +92,11 @@ def test_heads_hold_after_drafts_what_they_hold_of_the_same_ids_read_at_once(dra
   ids = [prompt.tolist() for prompt in prompts]
   for turn in range(3):
     plan = drafting.idle_plan()
-    plan.budget[:3], plan.temperature[:3], plan.key_data[:3] = (8, 3, 5), 1.0, [[turn, 1]] * 3
+    plan.budget[:3], plan.filters.temperature[:3], plan.key_data[:3] = (
+      (8, 3, 5),
+      1.0,
+      [[turn, 1]] * 3,
+    )
     chunk = drafting.decode(plan)
     for slot in range(3):
       ids[slot] += [*chunk.token_ids[slot, : chunk.counts[slot]], turn]

@@ -331,7 +331,7 @@ def test_an_error_in_device_work_reaches_every_waiter(make_engine, monkeypatch):
   def fail(plan):
     raise RuntimeError("device on fire")
 
-  monkeypatch.setattr(engine.scheduler.lanes[0].slots, "decode", fail)
+  monkeypatch.setattr(engine.scheduler.lanes[0].slots, "start", fail)
 
   async def main():
     calls = [episode(engine, i) for i in range(7)] + [engine.prefill([1])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -91,7 +92,7 @@ def test_extending_a_live_context_equals_reading_it_at_once(slot_engine, params,
   slot_engine.extend([(2, ids[cut:]), (2, tail)])
   plan = slot_engine.idle_plan()
   plan.budget[2] = 8
-  plan.temperature[2] = 1.0
+  plan.filters.temperature[2] = 1.0
   chunk = slot_engine.decode(plan)
   scores = trainer_scores(params, model_config, [*ids, *tail, *chunk.token_ids[2]])
   np.testing.assert_allclose(chunk.behaviour_log_probs[2], scores.log_probs[0, 33:], atol=2e-5)
@@ -106,7 +107,7 @@ def test_padding_at_the_end_of_a_full_context_overwrites_nothing(slot_engine, pa
   plan = slot_engine.idle_plan()
   plan.budget[1] = 2
   plan.forced[1, :2] = ids[62:]
-  plan.temperature[1] = 1.0
+  plan.filters.temperature[1] = 1.0
   chunk = slot_engine.decode(plan)
   scores = trainer_scores(params, model_config, ids)
   np.testing.assert_allclose(chunk.behaviour_log_probs[1, :2], scores.log_probs[0, 62:], atol=2e-5)
@@ -129,7 +130,7 @@ def test_a_forked_slot_samples_what_a_fresh_slot_would(slot_engine):
   slot_engine.place(None, [2])
   slot_engine.extend([(2, prompt)])
   plan.budget[:] = 8
-  plan.temperature[:] = 1.0
+  plan.filters.temperature[:] = 1.0
   plan.key_data[:] = (5, 6)
   chunk = slot_engine.decode(plan)
   for slot in (1, 2, 3):
@@ -207,14 +208,14 @@ def test_pages_that_run_short_go_to_the_host_and_come_back_to_the_bit(model_conf
   for snapshot in (first, second, first):
     engine.place(snapshot, [2])
     plan = engine.idle_plan()
-    plan.budget[2], plan.temperature[2] = 3, 1.0
+    plan.budget[2], plan.filters.temperature[2] = 3, 1.0
     found = engine.decode(plan).behaviour_log_probs[2, :3]
   alone = SlotEngine(model_config, sizes())
   alone.publish(params, 0)
   alone.place(None, [2])
   alone.extend([(2, ids)])
   plan = alone.idle_plan()
-  plan.budget[2], plan.temperature[2] = 3, 1.0
+  plan.budget[2], plan.filters.temperature[2] = 3, 1.0
   np.testing.assert_array_equal(alone.decode(plan).behaviour_log_probs[2, :3], found)
   jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(first.state.arrays))
 
@@ -322,3 +323,58 @@ def test_compilation_is_bounded_by_the_listed_programs(slot_engine, params):
 def test_impossible_sizes_name_the_field(changes, field):
   with pytest.raises(ConfigError, match=field):
     EngineConfig(**changes).validate()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_narrow_keys_and_values_take_a_third_and_round_log_probs(dtype):
+  """Of an attention model; whoever reads them, and in whichever pieces, reads the same."""
+  config = models.ModelConfig(
+    vocab_size=48, d_model=32, pattern="*-*-", num_heads=2, num_kv_heads=1, head_dim=16,
+    rope_theta=100.0, d_mlp=32,
+  )  # fmt: skip
+  params = models.init(config, jax.random.key(0))
+  engines = {name: SlotEngine(config, sizes(cache_dtype=name)) for name in (None, dtype)}
+  gaps = {}
+  for name, engine in engines.items():
+    engine.publish(params, 0)
+    results = generate(engine, PROMPTS, seed=0, max_tokens=20)
+    gaps[name] = 0.0
+    for prompt, (sample,) in zip(PROMPTS, results, strict=True):
+      scores = trainer_scores(params, config, [*prompt, *sample.token_ids])
+      gap = np.abs(sample.behaviour_log_probs - scores.log_probs[0, len(prompt) :])
+      gaps[name] = max(gaps[name], float(np.max(gap)))
+  assert gaps[None] < 2e-5 < gaps[dtype] < (0.02 if dtype == "int8" else 0.1)
+  narrow = engines[dtype]
+  # 16 bytes and a scale in the place of 16 float32 numbers.
+  assert narrow.programs.block_bytes * 64 == engines[None].programs.block_bytes * 20
+
+  ids = np.asarray(PROMPTS[2], np.int32)
+  logits = []
+  for pieces in ([ids], [ids[:5], ids[5:9], ids[9:]]):
+    narrow.place(None, [1])
+    for piece in pieces:
+      narrow.extend([(1, piece)])
+    logits.append(np.asarray(narrow._state.logits[1]))
+  np.testing.assert_allclose(logits[0], logits[1], atol=1e-5)
+  kept = narrow.read(1)
+  before = arrays(narrow, kept)
+  narrow.place(None, [1])
+  narrow.place(kept, [3])
+  np.testing.assert_array_equal(narrow._state.logits[3], logits[1])
+  again = arrays(narrow, narrow.read(3))
+  for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(before), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"pattern": "*-", "exact_chunk": 8}, "None with exact log-probs"),
+    ({"pattern": "M-"}, "None for a model that keeps no keys and values"),
+  ],
+)
+def test_narrow_keys_are_refused_where_there_are_none_or_log_probs_are_exact(
+  model_config, changes, message
+):
+  with pytest.raises(ConfigError, match=rf"engine\.cache_dtype.*int8(.|\n)*{message}"):
+    SlotEngine(dataclasses.replace(model_config, **changes), sizes(cache_dtype="int8"))

@@ -101,7 +101,7 @@ def test_slots_start_anew_fork_and_come_back(leaky):
   def decoded(*slots):
     plan = engine.idle_plan()
     plan.budget[list(slots)] = 4
-    plan.temperature[:] = 1.0
+    plan.filters.temperature[:] = 1.0
     plan.key_data[:] = (5, 6)
     chunk = engine.decode(plan)
     return [chunk.behaviour_log_probs[slot] for slot in slots]

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentjax.models.pages import Paged, flattened, read_places, unflattened, write_places
+from agentjax.adapters.model_families.parcae import flattened, unflattened
+from agentjax.models.pages import Paged, read_places, write_places
+from pallas_kernels.paged_attention import quantize_tokens
 
 ROWS, LENGTH, TOKENS, WIDTH = 4, 22, 8, 3
 ENTRIES = -(-LENGTH // TOKENS)
@@ -29,6 +31,39 @@ def paged(ways: int, middle: tuple[int, ...]) -> tuple[jax.Array, Paged]:
       pool[pages[i]] = dense[row, ..., entry * TOKENS : (entry + 1) * TOKENS, :]
   held = Paged(jnp.asarray(pool), jnp.asarray(table), LENGTH, ways)
   return jnp.asarray(dense[..., :LENGTH, :]), held
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+@pytest.mark.parametrize("middle", [(), (2,)], ids=str)
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_narrow_pages_give_back_what_was_written_rounded(ways, middle, dtype):
+  _, held = paged(ways, middle)
+  narrow = Paged(
+    pool=jnp.zeros(held.pool.shape, dtype),
+    table=held.table,
+    length=LENGTH,
+    ways=ways,
+    scales=jnp.zeros(held.pool.shape[:-1]),
+    dtype=jnp.bfloat16,
+  )
+  values = np.random.default_rng(1).standard_normal((ROWS, 5, *middle, WIDTH)).astype(np.float32)
+  places = jnp.arange(5) + jnp.array([[0], [6], [17], [20]])  # the last runs past the end
+  narrow = jax.jit(write_places)(narrow, None, places, jnp.asarray(values))
+  numbers, scales = quantize_tokens(jnp.asarray(values), dtype)
+  expected = (numbers.astype(jnp.float32) * scales[..., None]).astype(jnp.bfloat16)
+  read = read_places(narrow, None, 0, LENGTH)
+  assert read.dtype == jnp.bfloat16 and narrow.pool.dtype == dtype
+  for row, first in enumerate(places[:, 0]):
+    count = min(5, LENGTH - int(first))
+    found = jnp.moveaxis(read[row], -2, 0)[first : first + count]
+    np.testing.assert_array_equal(found, expected[row, :count])
+  assert not np.any(read[1, ..., :6, :])
+  some = jnp.array([2, 0])
+  np.testing.assert_array_equal(read_places(narrow, some, 8, 8), read[some][..., 8:16, :])
+  if middle:
+    flat = flattened(narrow, 2)
+    np.testing.assert_array_equal(read_places(flat, None, 0, LENGTH), flattened(read, 2))
+    np.testing.assert_array_equal(unflattened(flat, 2).scales, narrow.scales)
 
 
 @pytest.mark.parametrize("ways", [1, 2])

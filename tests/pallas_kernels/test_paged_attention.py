@@ -214,6 +214,25 @@ def test_a_row_without_tokens_among_none_with_any_is_zero(implementation):
   assert not np.any(run(arguments, SMALL, implementation))
 
 
+@pytest.mark.parametrize("implementation", ["reference", *FAST])
+def test_tokens_without_a_place_are_zero_and_change_nothing_for_the_others(implementation):
+  arguments = draw(SMALL) | {"starts": jnp.asarray([-2, -1, -3, -1], jnp.int32)}
+  counts = np.array([3, 2, 3, 1])
+  found = run(arguments | {"counts": jnp.asarray(counts)}, SMALL, implementation).copy()
+  moved = np.zeros_like(arguments["query"])
+  moved[0, 0], moved[1, 0] = arguments["query"][0, 2], arguments["query"][1, 1]
+  plain = arguments | {
+    "query": jnp.asarray(moved),
+    "starts": jnp.zeros(4, jnp.int32),
+    "counts": jnp.asarray([1, 1, 0, 0]),
+  }
+  expected = token_loop(plain, SMALL)
+  np.testing.assert_allclose(found[0, 2], expected[0, 0], atol=3e-6)
+  np.testing.assert_allclose(found[1, 1], expected[1, 0], atol=3e-6)
+  found[0, 2], found[1, 1] = 0, 0
+  assert not np.any(found)
+
+
 @pytest.mark.parametrize("implementation", ["xla", "pallas_gpu"])
 def test_tokens_of_one_call_are_those_of_steps(implementation):
   arguments = draw(SMALL)

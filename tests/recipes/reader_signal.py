@@ -12,7 +12,7 @@ from agentjax.text.tokenizer import ByteTokenizer
 from agentjax.training import OptimizerConfig
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.rows import MeshRows
-from agentjax.training.state import init_state, network_specs, state_shardings
+from agentjax.training.state import StateSpec, network_specs
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack, to_sequences, unpack
 from agentjax.trajectory.record import Reward
@@ -55,11 +55,8 @@ class SignalSetup:
   def network(self, head=None):
     """As a stage begins; ``head`` seeds a head that is not 0."""
     optimizer = build_optimizer(OptimizerConfig(), 1, network_specs(MODEL, critic=False))
-    further = self.signal.networks
-    placed = state_shardings(
-      MODEL, optimizer, self.mesh, critic=False, reference=False, further=further
-    )
-    state = init_state(MODEL, optimizer, jax.random.key(0), placed, further=further)
+    spec = StateSpec(MODEL, optimizer, self.mesh, further=self.signal.networks)
+    state = spec.create(jax.random.key(0))
     network = state.networks[self.name]
     if head is not None:
       drawn = jax.random.normal(jax.random.key(head), (MODEL.d_model,))

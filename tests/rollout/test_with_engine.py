@@ -148,22 +148,20 @@ def test_numbers_that_break_down_in_one_slot_mask_that_episode_alone(
 ):
   """The third dispatch gives NaN in the slot of one episode."""
   slots = engine.scheduler.lanes[0].slots
-  decode, calls = slots.decode, 0
+  start, calls = slots.start, 0
 
   def poisoned(plan):
     nonlocal calls
     calls += 1
-    chunk = decode(plan)
+    drawing = start(plan)
     if calls != 3:
-      return chunk
-    slot = int(np.flatnonzero(chunk.counts)[0])
-    return chunk._replace(
-      behaviour_log_probs=np.where(
-        np.arange(len(chunk.counts))[:, None] == slot, np.nan, chunk.behaviour_log_probs
-      )
-    )
+      return drawing
+    chunk = drawing.chunk()
+    log_probs = chunk.behaviour_log_probs.copy()
+    log_probs[int(np.flatnonzero(chunk.counts)[0])] = np.nan
+    return drawing._replace(dispatched=chunk._replace(behaviour_log_probs=log_probs))
 
-  monkeypatch.setattr(slots, "decode", poisoned)
+  monkeypatch.setattr(slots, "start", poisoned)
   found = run(engine)
   broken = [i for i, t in enumerate(found) if t.status is Status.ENGINE_ERROR]
   assert len(broken) == 1

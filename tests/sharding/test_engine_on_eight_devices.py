@@ -18,6 +18,7 @@ from agentjax.config import ConfigError
 from agentjax.engine import Engine, EngineConfig, SampleRequest, address_key
 from agentjax.engine.publish import PublishError
 from agentjax.sharding import MeshConfig, make_mesh, shardings
+from tests.engine.conftest import dispatched
 from tests.sharding.test_families_on_eight_devices import FAMILIES
 
 _HYBRID = models.ModelConfig(
@@ -108,7 +109,7 @@ def played(config: models.ModelConfig, params: models.Params, order: int = 1, **
 
 
 def compare(name: str, meshes: list[str]) -> None:
-  """Same tokens, log-probs up to rounding; the same bits on the same mesh in another order."""
+  """Same tokens, log-probs up to rounding; on one mesh the same bits in another order, ahead."""
   config = MODELS[name]
   params = jax.jit(lambda key: models.init(config, key))(jax.random.key(0))
   ids, log_probs, stats, _ = played(config, params)
@@ -120,7 +121,9 @@ def compare(name: str, meshes: list[str]) -> None:
     np.testing.assert_allclose(values, log_probs, rtol=1e-5, atol=1e-5, err_msg=key)
     sizes_ = {axis: n for axis, n in changes["mesh"].to_dict().items() if n > 1}
     assert len(used) == np.prod(list(sizes_.values())) * changes.get("lanes", 1)
-  again, values_again, *_ = played(config, params, order=-1, **changes)
+  with dispatched(ahead=True):
+    again, values_again, stats, _ = played(config, params, order=-1, **changes)
+  assert stats.ahead_dispatches > 0
   np.testing.assert_array_equal(again, ids)
   np.testing.assert_array_equal(values_again, values)
 
@@ -206,7 +209,21 @@ def check_publishing_compiles_once_and_hurts_nobody() -> None:
   assert {v for s in samples for v in s.versions.tolist()} <= {1, 2, 3}
 
 
+def check_narrow_keys_are_the_same_on_every_mesh() -> None:
+  """In 8 bits, with their scales: forks, parking, pages of several parts."""
+  config = MODELS["dense"]
+  params = jax.jit(lambda key: models.init(config, key))(jax.random.key(0))
+  for dtype in ("int8", "fp8"):
+    ids, log_probs, stats, _ = played(config, params, cache_dtype=dtype)
+    assert stats.parked > 0
+    for key in ("tensor=4", "all"):
+      found, values, *_ = played(config, params, cache_dtype=dtype, **MESHES[key])
+      np.testing.assert_array_equal(found, ids, err_msg=key)
+      np.testing.assert_allclose(values, log_probs, atol=1e-5, err_msg=key)
+
+
 _CHECKS = (
+  check_narrow_keys_are_the_same_on_every_mesh,
   check_weights_are_moved_shard_to_shard,
   check_a_fault_on_the_way_is_told,
   check_publishing_compiles_once_and_hurts_nobody,
@@ -225,7 +242,7 @@ def test_every_model_samples_the_same_on_every_mesh(on_eight_devices, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", [check.__name__ for check in _CHECKS])
-def test_publishing_to_meshes(on_eight_devices, check):
+def test_on_meshes(on_eight_devices, check):
   on_eight_devices(__file__, check)
 
 

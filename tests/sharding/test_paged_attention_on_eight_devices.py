@@ -1,10 +1,12 @@
 """Paged attention with heads over four of eight devices; runs itself in a process of its own.
 
-XLA partitions its own implementation; the kernels stand inside ``jax.shard_map``.
+XLA partitions its own implementation; the kernels stand inside ``jax.shard_map``, as do engines'
+slots, whose pages are split as well.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -13,6 +15,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from agentjax.models.attend import attend_cache
+from agentjax.models.paged import attend_paged, fits
+from agentjax.models.pages import Paged
+from agentjax.sharding import MeshConfig, make_mesh
 from pallas_kernels.paged_attention import paged_attention, quantize_tokens
 
 ROWS, TIME, HEADS, WIDTH, PAGE, PAGES = 4, 3, 8, 16, 32, 20
@@ -77,6 +83,50 @@ def check(mesh: jax.sharding.Mesh, kv_heads: int, quantised: bool, implementatio
   np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
+def held(kv_heads: int, ways: int) -> Paged:
+  """Slots whose pages lie in random order in their own part of the pool."""
+  rng = np.random.default_rng(kv_heads)
+  part = 1 + ROWS // ways * PAGES
+  own = [rng.permutation(part - 1).reshape(-1, PAGES) + 1 + way * part for way in range(ways)]
+  pool = rng.normal(size=(ways * part, kv_heads, PAGE, WIDTH))
+  table = jnp.asarray(np.concatenate(own), jnp.int32)
+  return Paged(jnp.asarray(pool, jnp.float32), table, PAGE * PAGES, ways)
+
+
+def check_slots(mesh: jax.sharding.Mesh, kv_heads: int, window: int | None) -> None:
+  """``attend_paged`` of slots over `data` and heads over `tensor` is ``attend_cache`` of one."""
+  latent = kv_heads == 1
+  query = arguments(4, False)["query"]
+  keys = held(kv_heads, mesh.shape["data"])
+  values = None if latent else dataclasses.replace(keys, pool=keys.pool[::-1])
+  positions = jnp.asarray([[500], [0], [37], [612]]) + jnp.arange(TIME)
+  given = {"positions": positions, "scale": 0.3, "window": window}
+  given["value_width"] = 10 if latent else None
+  expected = attend_cache(query, keys, values, **given)
+
+  def placed(tree, *axes):
+    return jax.device_put(tree, NamedSharding(mesh, P(*axes)))
+
+  def pooled(paged):
+    pool = placed(paged.pool, "data", None if latent else "tensor")
+    return dataclasses.replace(paged, pool=pool, table=placed(paged.table, "data"))
+
+  query, keys = placed(query, "data", None, "tensor"), pooled(keys)
+  values = None if latent else pooled(values)
+  rows = jnp.arange(ROWS)
+  with jax.set_mesh(mesh):
+    for kernels, takes in (("pallas_gpu", True), ("pallas_tpu", False)):  # 16 channels are too few
+      assert fits(kernels, query, keys, values, None, given["value_width"]) == takes
+    assert not fits("pallas_gpu", query, keys, values, rows, given["value_width"])
+    assert not fits("pallas_gpu", query[:, :, :6], keys, values, None, given["value_width"])
+    for implementation in ("xla", "pallas_gpu"):
+      call = functools.partial(attend_paged, implementation=implementation)
+      run = jax.jit(functools.partial(call, **given)).lower(query, keys, values).compile()
+      text = run.as_text()
+      assert "all-gather" not in text and "all-to-all" not in text, text
+      np.testing.assert_allclose(run(query, keys, values), expected, atol=1e-5)
+
+
 def _named(call, given):
   return call(**given)
 
@@ -96,4 +146,7 @@ if __name__ == "__main__":
     for case in ((4, False), (1, False), (4, True)):
       check(the_mesh, *case, "xla")
     check(the_mesh, 4, False, "pallas_tpu")
+  lane = make_mesh(MeshConfig(data=2, fsdp=1, tensor=4))
+  for slots in ((4, None), (8, 100), (1, None)):
+    check_slots(lane, *slots)
   print("all agree")

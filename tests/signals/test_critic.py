@@ -27,7 +27,7 @@ from agentjax.training.metrics import read_metrics
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
 from agentjax.training.packs import pack_rows
 from agentjax.training.rows import MeshRows
-from agentjax.training.state import init_state, network_specs, state_shardings
+from agentjax.training.state import StateSpec, network_specs
 from agentjax.training.update import state_values
 from tests.training.machine import ATTENTION, sequences
 from tests.training.stages import fingerprints, run, staged_experiment, train_until_killed
@@ -63,11 +63,8 @@ class Bench:
     tools = SignalTools(model, (), MESH, pack, rows)
     self.critic = kind(model=critic, **settings).build(loss or ValueLossConfig(), tools, 10)
     optimizer = build_optimizer(OptimizerConfig(), 10, network_specs(model, False, lora))
-    further = self.critic.networks
-    placed = state_shardings(
-      model, optimizer, MESH, critic=False, reference=False, lora=lora, further=further
-    )
-    self.state = init_state(model, optimizer, jax.random.key(0), placed, lora=lora, further=further)
+    spec = StateSpec(model, optimizer, MESH, lora=lora, further=self.critic.networks)
+    self.state = spec.create(jax.random.key(0))
     network = self.state.networks[CRITIC]
     head = jax.random.normal(jax.random.key(1), network.weights.value.weight.shape)  # not from 0
     value = dataclasses.replace(network.weights.value, weight=head)

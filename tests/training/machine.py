@@ -12,10 +12,10 @@ import numpy as np
 from agentjax.models import ModelConfig
 from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.preparation import prepare
-from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.sharding import MeshConfig, make_mesh, split_rows
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
-from agentjax.training.state import TrainState, init_state, network_specs, state_shardings
-from agentjax.training.update import Update, UpdateBatch, UpdateSettings, make_update, split_rows
+from agentjax.training.state import StateSpec, TrainState, network_specs
+from agentjax.training.update import Update, UpdateBatch, UpdateSettings, make_update
 from agentjax.trajectory.packing import PackedSequence, pack
 
 ATTENTION = ModelConfig(
@@ -49,13 +49,9 @@ def machine(
   specs = network_specs(model, critic=False, lora=settings.lora)
   transform = build_optimizer(optimizer or OptimizerConfig(learning_rate=0.1), 10, specs)
   mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-  placed = state_shardings(
-    model, transform, mesh, critic=False, reference=False, lora=settings.lora
-  )
-  update = make_update(model, transform, policy_objective(ObjectiveConfig()), settings, placed)
-  return Machine(
-    lambda: init_state(model, transform, jax.random.key(0), placed, lora=settings.lora), update
-  )
+  spec = StateSpec(model, transform, mesh, lora=settings.lora)
+  update = make_update(model, transform, policy_objective(ObjectiveConfig()), settings, spec.placed)
+  return Machine(lambda: spec.create(jax.random.key(0)), update)
 
 
 def sequences(count: int = 8, length: int = 6) -> list[PackedSequence]:
@@ -89,9 +85,16 @@ def update_batch(members: list[PackedSequence], rows: int) -> tuple[Any, UpdateB
 def step(
   made: Machine, state: TrainState, whole: UpdateBatch, rows: int
 ) -> tuple[TrainState, dict[str, float]]:
-  """One update in micro-batches of ``rows`` rows, all of them with tokens."""
+  """One update in micro-batches of ``rows`` rows, all of them with tokens.
+
+  Beside its metrics there are the mean and the largest gap between sampler and trainer.
+  """
   count = whole.token_ids.shape[0] // rows
-  state, metrics, _ = made.update(state, split_rows(whole, rows), count)
+  state, metrics, scored = made.update(state, split_rows(whole, rows), count)
+  prepared = whole.prepared
+  gap = np.abs(np.asarray(scored).reshape(prepared.weights.shape) - prepared.behaviour_log_probs)
+  gap = np.where(prepared.weights > 0, gap, 0.0)
+  metrics |= {"mismatch/mean": np.sum(prepared.shares * gap), "mismatch/max": gap.max()}
   return state, {name: float(value) for name, value in metrics.items()}
 
 

@@ -31,7 +31,7 @@ class Aligned(LikelihoodConfig):
     return 8
 
   def demonstrations(self, model, chat):
-    def score(params, config, token_ids, segment_ids, positions, noise, *, temperature):
+    def score(params, config, token_ids, segment_ids, positions, *, noise, temperature):
       jax.debug.callback(lambda n, s, p: SEEN.append((n, s, p)), noise, segment_ids, positions)
       found = score_tokens(
         params, config, token_ids, segment_ids, positions, temperature=temperature
@@ -66,7 +66,7 @@ def _loss(directory, likelihood, tasks=slice(0, 4)):
 
 def test_a_run_scores_and_samples_with_its_likelihood(tmp_path):
   SEEN.clear()
-  plain, _ = _loss(tmp_path, None)
+  plain, _ = _loss(tmp_path, LikelihoodConfig())
   same, parts = _loss(tmp_path, Aligned())
   assert same == pytest.approx(plain, rel=1e-6)
   twice, _ = _loss(tmp_path, Aligned(scale=2.0))

@@ -12,12 +12,12 @@ from agentjax.models.lora import LoraConfig
 from agentjax.models.spec import count
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.policy_loss import PolicyLossConfig
-from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.sharding import MeshConfig, make_mesh, split_rows
 from agentjax.training import Run, update
 from agentjax.training.evaluation import evaluate_checkpoint
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
-from agentjax.training.state import merged_policy, network_specs, state_shardings
-from agentjax.training.update import UpdateSettings, split_rows
+from agentjax.training.state import StateSpec, merged_policy, network_specs
+from agentjax.training.update import UpdateSettings
 from tests.training.machine import MIXTURE, machine, sequences, step, update_batch
 from tests.training.smoke import quiet, smoke_experiment
 
@@ -82,7 +82,7 @@ def test_adapters_are_placed_as_the_axes_of_their_arrays():
   optimizer = build_optimizer(
     OptimizerConfig(name="muon"), 10, network_specs(MIXTURE, critic=False, lora=_LORA)
   )
-  placed = state_shardings(MIXTURE, optimizer, mesh, critic=False, reference=False, lora=_LORA)
+  placed = StateSpec(MIXTURE, optimizer, mesh, lora=_LORA).placed
   assert jax.tree.structure(placed.reference) == jax.tree.structure(
     param_specs(MIXTURE), is_leaf=lambda v: hasattr(v, "axes")
   )

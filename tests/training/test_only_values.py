@@ -7,10 +7,10 @@ import numpy as np
 from agentjax.objectives import preset
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import prepare
-from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.sharding import MeshConfig, make_mesh, split_rows
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
-from agentjax.training.state import Network, init_state, network_specs, state_shardings
-from agentjax.training.update import UpdateBatch, UpdateSettings, make_update, split_rows
+from agentjax.training.state import Network, StateSpec, network_specs
+from agentjax.training.update import UpdateBatch, UpdateSettings, make_update
 from agentjax.trajectory.packing import pack
 from tests.training.machine import ATTENTION, sequences
 
@@ -18,19 +18,12 @@ VAPO = preset("vapo")
 SPECS = network_specs(ATTENTION, critic=True)
 # Weight decay would move a policy without a gradient, momentum one that had a gradient earlier.
 OPTIMIZER = build_optimizer(OptimizerConfig(learning_rate=0.02, weight_decay=0.5), 10, SPECS)
-PLACED = state_shardings(
-  ATTENTION,
-  OPTIMIZER,
-  make_mesh(MeshConfig(), jax.devices()[:1]),
-  critic=True,
-  reference=False,
-  lora=None,
-)
+STATE = StateSpec(ATTENTION, OPTIMIZER, make_mesh(MeshConfig(), jax.devices()[:1]), critic=True)
 
 
 def stepper():
   update = make_update(
-    ATTENTION, OPTIMIZER, policy_objective(VAPO), UpdateSettings(only_values=True), PLACED
+    ATTENTION, OPTIMIZER, policy_objective(VAPO), UpdateSettings(only_values=True), STATE.placed
   )
   batch = pack(sequences(), row_length=12, pad_id=0, rows=4)
   prepared, _ = prepare(batch, VAPO, values=np.zeros(batch.weights.shape, np.float32))
@@ -64,7 +57,7 @@ def same(before, after):
 
 def test_the_value_head_learns_and_nothing_of_the_policy_moves():
   step = stepper()
-  state = with_moments(init_state(ATTENTION, OPTIMIZER, jax.random.key(0), PLACED))
+  state = with_moments(STATE.create(jax.random.key(0)))
   policy, moments = leaves(state.weights.policy), moments_of_policy(state)
   value, losses = leaves(state.weights.value), []
   assert moments and all(m.any() for m in moments)

@@ -22,7 +22,7 @@ from agentjax.training.optimizer import (
   build_optimizer,
   learning_rate_schedule,
 )
-from agentjax.training.state import network_specs, state_shardings
+from agentjax.training.state import StateSpec, network_specs
 from tests.models.rows import TINY
 
 
@@ -182,7 +182,7 @@ def test_momentum_is_placed_as_its_matrix_and_adam_keeps_nothing_for_it():
   specs = network_specs(TINY, critic=True)
   optimizer = build_optimizer(OptimizerConfig(name="muon"), 10, specs)
   mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-  placed = state_shardings(TINY, optimizer, mesh, critic=True, reference=False)
+  placed = StateSpec(TINY, optimizer, mesh, critic=True).placed
   parts = placed.networks["policy"].opt_state.inner_state[1].inner_states
   momentum = parts["muon"].inner_state[0].mu
   moments = parts["adam"].inner_state.mu

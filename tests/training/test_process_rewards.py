@@ -16,7 +16,7 @@ from agentjax.rewards import RewardConfig, TurnScores
 from agentjax.rollout.config import IndependentConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
-from agentjax.signals.signal import BatchContext
+from agentjax.signals.signal import BatchContext, SignalTools
 from agentjax.signals.teacher import TeacherConfig
 from agentjax.text import ByteTokenizer
 from agentjax.text.chat import MarkedChat
@@ -53,7 +53,7 @@ def _scorer(tmp_path, **settings):
 
   mesh = make_mesh(MeshConfig(), jax.devices()[:1])
   chat = MarkedChat(ByteTokenizer())
-  return ProcessRewards(config, chat, MODEL, mesh, 1.0, packed, rows=4), packed
+  return ProcessRewards(config, SignalTools(MODEL, (), mesh, packed, 4, chat=chat)), packed
 
 
 def _score(tmp_path, **settings):
@@ -81,8 +81,7 @@ def test_steps_are_tokens_that_stay_selected_and_are_rewarded_where_the_batch_is
       "selected": np.broadcast_to(np.arange(grid[1]) % 2 == 0, grid),
     }
   )
-  chat = MarkedChat(ByteTokenizer())
-  signal = StepRewards(ProcessRewards(config, chat, MODEL, mesh, 1.0, None, rows=4))
+  signal = StepRewards(ProcessRewards(config, SignalTools(MODEL, (), mesh, None, 4)))
   context = BatchContext(1, None, sequences, packed, None, None)
 
   def columns(given):

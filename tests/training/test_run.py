@@ -65,6 +65,7 @@ def test_rows_hold_learning_rate_memory_and_time_by_phase(finished_run):
     assert seconds["update"] + seconds["evaluation"] <= seconds["step"]
     if row["stage"] == "rl":
       assert row["memory/published"] > 0 and seconds["publish"] > 0
+      assert row["time/lanes"] > 0 <= row["time/lanes_idle"]
   assert every[0]["time/compilation"] > 0
 
 

@@ -21,6 +21,7 @@ from agentjax.objectives.objective import policy_objective
 from agentjax.recipes.lightning_opd.precompute import with_answers
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.signals.signal import SignalTools
 from agentjax.signals.teacher import (
   TeacherConfig,
   TeacherHead,
@@ -101,9 +102,8 @@ def test_scores_of_several_teachers_are_joined_on_the_mesh(tmp_path, monkeypatch
   routed = dataclasses.replace(configs[0], sources=("sums",)), configs[1]
   mesh, chat = make_mesh(MeshConfig(), jax.devices()[:1]), MarkedChat(ByteTokenizer())
   rows = functools.partial(pack, row_length=64, pad_id=0, rows=4)
-  wide, plain, together = (
-    Teachers(own, chat, MODEL, mesh, 1.0, rows, 4) for own in ([configs[0]], [configs[1]], routed)
-  )
+  tools = SignalTools(MODEL, (), mesh, rows, 4, chat=chat)
+  wide, plain, together = (Teachers(own, tools) for own in ([configs[0]], [configs[1]], routed))
   settings = DistillationConfig(form="top_k", candidates="teacher", top_k=3)
   sequences = to_sequences(episodes(sources=("digits", "sums")))
   batch = rows(sequences)

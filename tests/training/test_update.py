@@ -8,13 +8,12 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.models.config import LoopConfig, MtpConfig
-from agentjax.sharding import fingerprint
+from agentjax.sharding import fingerprint, split_rows
 from agentjax.training.experiment import RLStage, SupervisedStage
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.update import (
   UpdateSettings,
   micro_rows,
-  split_rows,
   used_micro_batches,
 )
 from tests.training.machine import ATTENTION, MIXTURE, machine, sequences, step, update_batch

@@ -12,9 +12,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from agentjax.adapters.http_client import NoAnswerError, NoTokenError, exchange, load_aiohttp
 from agentjax.config import Config, FilePath, PositiveFloat, check
 from agentjax.faults import Fault, Owner
-from agentjax.http_client import NoAnswerError, NoTokenError, exchange, load_aiohttp
 from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.trajectory.artifacts import read_artifact
 from agentjax.trajectory.record import Message, Part

@@ -12,8 +12,8 @@ from agentjax.adapters.chat_endpoint.endpoint import (
   chat_messages,
   post,
 )
+from agentjax.adapters.http_client import load_aiohttp
 from agentjax.config import NonNegativeFloat, PositiveInt, PositiveShare
-from agentjax.http_client import load_aiohttp
 from agentjax.trajectory.record import Message
 
 _MOST_ALTERNATIVES = 20  # what endpoints give at most beside a token

@@ -18,9 +18,9 @@ from agentjax.models.attend import attend, attend_cache, max_scores
 from agentjax.models.attention import (
   KVCache,
   append_rows,
-  append_step,
   rope_frequencies,
   rotate,
+  step_of,
 )
 from agentjax.models.blocks import BlockKind, BlockReport, StreamKind
 from agentjax.models.config import Gemma4Config, ModelConfig
@@ -350,11 +350,15 @@ def gemma_extend(
   config: ModelConfig,
   layer: Layer,
   *,
-  rows: Int[Array, " rows"],
+  rows: Int[Array, " rows"] | None,
   positions: Int[Array, "rows time"],
-  counts: Int[Array, " rows"],
+  counts: Int[Array, " rows"] | Bool[Array, " rows"],
+  sees: None = None,
 ) -> tuple[Float[Array, "rows time embed"], KVCache]:
-  """The same over slots (see ``attention_extend``); a reading layer gets the lender's cache."""
+  """The same over slots (see ``attention_extend``); a reading layer gets the lender's cache.
+
+  Whoever asks for ``sees`` is refused by ``ModelConfig.check_sight``.
+  """
   heads = _heads(config, layer)
   query = _query(params, x, config, heads, positions)
   if not layer.reads:
@@ -368,32 +372,13 @@ def gemma_extend(
     scale=1.0,
     window=heads.window,
     rows=rows,
+    counts=counts,
+    kernels=config.kernels,
   )
   return _output(params, out), cache
 
 
-def gemma_step(
-  params: GemmaAttention,
-  x: Float[Array, "slots embed"],
-  cache: KVCache,
-  config: ModelConfig,
-  layer: Layer,
-  *,
-  lengths: Int[Array, " slots"],
-  active: Bool[Array, " slots"],
-) -> tuple[Float[Array, "slots embed"], KVCache]:
-  """One token for every active slot, written at ``lengths``."""
-  heads = _heads(config, layer)
-  x, positions = x[:, None], lengths[:, None]
-  query = _query(params, x, config, heads, positions)
-  if not layer.reads:
-    key, value = _key_value(params, x, config, heads, positions)
-    cache = append_step(cache, key, value, lengths=lengths, active=active)
-  seen = jnp.where(active, lengths, 0)[:, None]  # what idle slots hold need not be read
-  out = attend_cache(
-    query, cache.keys, cache.values, positions=seen, scale=1.0, window=heads.window
-  )
-  return _output(params, out)[:, 0], cache
+gemma_step = step_of(gemma_extend)
 
 
 def _settings(config: ModelConfig) -> Gemma4Config:

@@ -19,7 +19,6 @@ from agentjax.models.attend import attend, attend_cache, max_scores
 from agentjax.models.attention import (
   KVCache,
   append_rows,
-  append_step,
   init_kv_cache,
   merge_heads,
   project_heads,
@@ -202,9 +201,10 @@ def _second_extend(
 ):
   inputs = rms_norm(x, params.norm, config.norm_eps)
   query, key, value = project_heads(params.mixer, inputs, config, appended.positions)
-  second = append_rows(entry.second, key, value, **appended._asdict())
+  where = {"rows": appended.rows, "positions": appended.positions, "counts": appended.counts}
+  second = append_rows(entry.second, key, value, **where)
   out = _mix_cached(
-    given, query, entry.first, second, appended.positions, config, rows=appended.rows
+    given, query, entry.first, second, appended.positions, config, appended.counts, appended.rows
   )
   return x + merge_heads(params.mixer, out), dataclasses.replace(entry, second=second), None
 
@@ -213,11 +213,11 @@ def _second_step(
   params: Block, x: Array, entry: TwoPassCache, config: ModelConfig, stepped: Stepped, given: Any
 ):
   inputs = rms_norm(x, params.norm, config.norm_eps)[:, None]
-  positions = stepped.lengths[:, None]
+  active = stepped.active
+  positions = jnp.where(active, stepped.lengths, 0)[:, None]  # idle slots need not be read
   query, key, value = project_heads(params.mixer, inputs, config, positions)
-  second = append_step(entry.second, key, value, **stepped._asdict())
-  seen = jnp.where(stepped.active, stepped.lengths, 0)[:, None]  # idle slots need not be read
-  out = _mix_cached(given, query, entry.first, second, seen, config)
+  second = append_rows(entry.second, key, value, rows=None, positions=positions, counts=active)
+  out = _mix_cached(given, query, entry.first, second, positions, config, active)
   return x + merge_heads(params.mixer, out)[:, 0], dataclasses.replace(entry, second=second), None
 
 
@@ -228,10 +228,17 @@ def _mix_cached(
   second: KVCache,
   positions: Array,
   config: ModelConfig,
+  counts: Array,
   rows: Array | None = None,
 ) -> Array:
   assert config.second_pass is not None
-  how: dict[str, Any] = {"positions": positions, "scale": config.head_dim**-0.5, "rows": rows}
+  how: dict[str, Any] = {
+    "positions": positions,
+    "scale": config.head_dim**-0.5,
+    "rows": rows,
+    "counts": counts,
+    "kernels": config.kernels,
+  }
   far = attend_cache(query, first.keys, first.values, **how)
   window = config.second_pass.window
   near = attend_cache(query, second.keys, second.values, window=window, **how)

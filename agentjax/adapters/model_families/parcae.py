@@ -29,7 +29,7 @@ from agentjax.models.blocks import KINDS, Appended, BlockReport, Rows, Stepped
 from agentjax.models.config import ModelConfig
 from agentjax.models.linear import linear
 from agentjax.models.norm import norm_spec, rms_norm
-from agentjax.models.pages import flattened, unflattened
+from agentjax.models.pages import Held, Paged, is_paged, reshaped
 from agentjax.models.passes import DecodeSection, PassKind, RunDecodeSection, RunSection, Section
 from agentjax.models.spec import ParamSpec, Weight
 
@@ -122,9 +122,10 @@ def run_core(
 ) -> tuple[Float[Array, "batch time embed"], list[BlockReport]]:
   """Prelude, the core as often as ``depths`` says, coda.
 
-  What comes before the last ``config.loop.last_iterations`` of a sequence runs in a loop without a
-  gradient, which ends with the deepest sequence of the batch; the others run in a scan. Each is
-  compiled once. A sequence whose iterations are done is computed on, but keeps its state.
+  What comes before the last iterations of a sequence (``config.loop.gradient_depth``) runs in a
+  loop without a gradient, which ends with the deepest sequence of the batch; the others run in a
+  scan. Each is compiled once. A sequence whose iterations are done is computed on, but keeps its
+  state.
 
   Args:
     params: of the injection.
@@ -141,7 +142,9 @@ def run_core(
   """
   assert config.loop is not None
   prelude, core, coda = sections
-  last = config.loop.last_iterations
+  last = config.loop.gradient_depth
+  if last is None:
+    last = -(-config.loop.mean_depth // 2)
   if depths is None:
     last = min(last, config.loop.fixed_depth)
     depths = jnp.full(rows.segment_ids.shape, config.loop.fixed_depth, jnp.int32)
@@ -225,6 +228,34 @@ def decode_core(
   within = unflattened(flat, depth)
   x, after, routed_after = run(linear(state, params.out).reshape(x.shape), coda)
   return x, (*before, *within, *after), routed + routed_after
+
+
+def flattened(entries: Any, depth: int) -> Any:
+  """Entries [rows, depth, ...] as those of ``rows * depth`` rows."""
+
+  def merge(held: Held) -> Held:
+    merged = reshaped(held, lambda v: v.reshape(-1, *v.shape[2:]))
+    if not isinstance(merged, Paged):
+      return merged
+    table = merged.table[:, None] * depth + jnp.arange(depth)[:, None]
+    table = table.reshape(-1, table.shape[2])
+    return dataclasses.replace(merged, table=table, empty=merged.empty * depth)
+
+  return jax.tree.map(merge, entries, is_leaf=is_paged)
+
+
+def unflattened(entries: Any, depth: int) -> Any:
+  """Inverse of ``flattened``."""
+
+  def split(held: Held) -> Held:
+    parted = reshaped(held, lambda v: v.reshape(-1, depth, *v.shape[1:]))
+    if not isinstance(parted, Paged):
+      return parted
+    return dataclasses.replace(
+      parted, table=parted.table[::depth] // depth, empty=parted.empty // depth
+    )
+
+  return jax.tree.map(split, entries, is_leaf=is_paged)
 
 
 def init_entries(config: ModelConfig, slots: int, length: int) -> tuple[Any, ...]:

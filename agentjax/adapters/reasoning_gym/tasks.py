@@ -37,7 +37,8 @@ class ReasoningGymConfig(TaskSource):
 
   def validate(self, path: str = "config.data.source") -> None:
     super().validate(path)
-    check(bool(self.name), f"{path}.name", self.name, "the name of a reasoning-gym data set")
+    require = self.requirements(path)
+    require(bool(self.name), "name", "the name of a reasoning-gym data set")
     if self.name in _REFUSED:
       raise ConfigError(
         f"{path}.name={self.name!r} is refused: {_REFUSED[self.name]}. Take another data set."
@@ -46,12 +47,11 @@ class ReasoningGymConfig(TaskSource):
       parsed = json.loads(self.parameters)
     except json.JSONDecodeError as error:
       raise ConfigError(f"{path}.parameters={self.parameters!r} is not JSON: {error}") from error
-    check(isinstance(parsed, dict), f"{path}.parameters", self.parameters, "a JSON object")
+    require(isinstance(parsed, dict), "parameters", "a JSON object")
     for name in ("seed", "size"):
-      check(
+      require(
         name not in parsed,
-        f"{path}.parameters",
-        self.parameters,
+        "parameters",
         f"settings other than {name!r}, which follows from config.data",
       )
 

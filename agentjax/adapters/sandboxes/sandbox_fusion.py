@@ -17,6 +17,7 @@ from typing import Any
 from agentjax.adapters.sandboxes import archive, guest
 from agentjax.adapters.sandboxes.base import StartedSandbox
 from agentjax.adapters.sandboxes.called import CalledBox, InfraError
+from agentjax.adapters.sandboxes.reports import bounded_json
 from agentjax.adapters.sandboxes.service_client import ServiceClient, ServiceConfig
 from agentjax.config import check
 from agentjax.sandbox.config import SandboxConfig
@@ -30,7 +31,6 @@ from agentjax.sandbox.interface import (
   SandboxResult,
 )
 from agentjax.sandbox.measure import Output
-from agentjax.sandbox.reports import bounded_json
 from agentjax.sandbox.result import Ended, Kept, as_result, infra_error
 
 _log = logging.getLogger(__name__)

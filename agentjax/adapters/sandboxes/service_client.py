@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
+from agentjax.adapters.http_client import NoAnswerError, NoTokenError, exchange, load_aiohttp
 from agentjax.adapters.sandboxes.called import InfraError
 from agentjax.config import (
   Config,
@@ -25,7 +26,6 @@ from agentjax.config import (
   Range,
   check,
 )
-from agentjax.http_client import NoAnswerError, NoTokenError, exchange, load_aiohttp
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
 

@@ -65,12 +65,8 @@ class SearchConfig(ToolConfig):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    check(
-      self.max_results >= self.results,
-      f"{path}.max_results",
-      self.max_results,
-      f">= results ({self.results})",
-    )
+    require = self.requirements(path)
+    require(self.max_results >= self.results, "max_results", f">= results ({self.results})")
 
   def check_run(self, bench: Workbench, path: str) -> None:
     check(bool(self.corpus), f"{path}.corpus", self.corpus, "JSONL files, at least one")

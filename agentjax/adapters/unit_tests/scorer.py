@@ -26,6 +26,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from agentjax.adapters.sandboxes.reports import bounded_json
 from agentjax.config import NonNegativeInt, PositiveFloat, PositiveInt
 from agentjax.faults import FAULT, Boundary, Fault, Owner, fault_of
 from agentjax.places import Clock, Places
@@ -42,7 +43,6 @@ from agentjax.sandbox.interface import (
   is_healthy,
   run_once,
 )
-from agentjax.sandbox.reports import bounded_json
 from agentjax.threads import LoopThread
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 

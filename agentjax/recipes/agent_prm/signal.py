@@ -26,23 +26,30 @@ import jax.numpy as jnp
 import optax
 
 from agentjax.config import NonNegativeFloat, PositiveInt, PositiveShare, Share
-from agentjax.models import ModelConfig, forward
-from agentjax.models.heads import values
+from agentjax.models import ModelConfig
 from agentjax.objectives.columns import TOKEN_REWARDS, TURN_REWARDS
 from agentjax.objectives.segments import (
   broadcast_to_tokens,
   last_of_unit,
   sequence_sum,
   sequence_units,
-  turn_units,
 )
 from agentjax.recipes.agent_prm.labels import promise_and_progress
 from agentjax.recipes.agent_prm.loss import promise_progress_loss
-from agentjax.signals.networks import check_start, descend, map_rows, reader_model, reader_spec
+from agentjax.signals.networks import (
+  check_start,
+  descend,
+  map_rows,
+  reader_model,
+  reader_spec,
+  said_of_turns,
+  steps_on,
+  turn_rows,
+)
 from agentjax.signals.reward_parts import check_pays_turns, move_to_weights
 from agentjax.signals.signal import BatchContext, Result, Signal, SignalConfig, SignalTools
 from agentjax.training.optimizer import OptimizerConfig
-from agentjax.training.state import Network, NetworkSpec, Weights, network_shardings
+from agentjax.training.state import Network, NetworkSpec, Weights
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import Column, get_column
 
@@ -141,13 +148,10 @@ class PromiseModel(Signal):
     self._labels = jax.jit(
       functools.partial(_labels, gamma=config.gamma, gae_lambda=config.gae_lambda)
     )
-    self._learn = jax.jit(
-      functools.partial(
-        _update, model=model, optimizer=own.optimizer, beta=config.beta, rows=tools.rows
-      ),
-      donate_argnums=0,
-      out_shardings=(network_shardings(own.specs, own.optimizer, tools.mesh), None),
+    update = functools.partial(
+      _update, model=model, optimizer=own.optimizer, beta=config.beta, rows=tools.rows
     )
+    self._learn = steps_on(update, own, tools.mesh, config.epochs)
 
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
     del context
@@ -166,38 +170,16 @@ class PromiseModel(Signal):
     self, context: BatchContext, networks: Mapping[str, Any], batch: Batch, prepared: Any
   ) -> Result:
     del context, prepared
-    network = networks[PROMISE]
-    first: dict[str, Any] = {}
-    for _ in range(self._config.epochs):
-      with jax.set_mesh(self._tools.mesh):
-        network, metrics = self._learn(network, batch)
-      first = first or metrics
+    network, metrics = self._learn(networks[PROMISE], batch)
     return Result(
-      networks={PROMISE: network}, metrics={f"agent_prm/{k}": v for k, v in first.items()}
+      networks={PROMISE: network}, metrics={f"agent_prm/{k}": v for k, v in metrics.items()}
     )
-
-
-_Read = tuple[Array, Array, Array, Array]
-
-
-def _read(batch: Batch) -> _Read:
-  """What the model reads: ids, sequences, positions, and the last drawn token of each turn."""
-  drawn = (batch.versions >= 0).astype(jnp.float32)
-  ends = last_of_unit(drawn, turn_units(batch.segment_ids, batch.turns))
-  return batch.token_ids, batch.segment_ids, batch.positions, ends
-
-
-def _predict(weights: Weights, read: _Read, model: ModelConfig) -> Array:
-  """[B, T] promises: the head's output where a turn ends, 0 elsewhere."""
-  ids, segments, positions, ends = read
-  hidden = forward(weights.policy, model, ids, segments, positions).hidden
-  return jnp.where(ends, values(weights.value, hidden), 0)
 
 
 def _promises(weights: Weights, batch: Batch, model: ModelConfig, rows: int) -> tuple[Array, Array]:
   """Promises [B, T], and where turns end."""
-  read = _read(batch)
-  return map_rows(lambda one: _predict(weights, one, model), read, rows), read[3]
+  read = turn_rows(batch)
+  return map_rows(lambda one: said_of_turns(weights, one, model), read, rows), read[3]
 
 
 def _before(promises: Array, ends: Array, segment_ids: Array) -> Array:
@@ -242,7 +224,7 @@ def _update(
   rows: int,
 ) -> tuple[Network, dict[str, Array]]:
   """One optimiser step on the mean loss of the turns of valid episodes, and metrics before it."""
-  read = _read(batch)
+  read = turn_rows(batch)
   valid = broadcast_to_tokens(batch.valid.astype(jnp.float32), batch.segment_ids) > 0
   counted = read[3] & valid
   number = jnp.maximum(jnp.sum(counted), 1)
@@ -251,7 +233,7 @@ def _update(
   def total(weights: Weights, one: Any) -> Array:
     # Sequences are never split over rows, so the turn before stands in the same micro-batch.
     seen, (promise, progress), here = one
-    predicted = _predict(weights, seen, model)
+    predicted = said_of_turns(weights, seen, model)
     before = _before(predicted, seen[3], seen[1])
     loss = promise_progress_loss(predicted, before, promise, progress, beta=beta)
     return jnp.sum(jnp.where(here, loss, 0)) / number

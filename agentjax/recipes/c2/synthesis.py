@@ -35,7 +35,7 @@ from agentjax.data.synthesis_folder import (
   Row,
   RowFile,
   claim,
-  for_each,
+  fill,
   plain_messages,
   unreported,
 )
@@ -81,14 +81,14 @@ class JudgeModelConfig(Config):
   http: EndpointConfig = dataclasses.field(default_factory=EndpointConfig)
 
   def validate(self, path: str = "judge") -> None:
-    check(
+    require = self.requirements(path)
+    require(
       bool(self.path) != bool(self.http.base_url),
-      f"{path}.path",
-      self.path,
+      "path",
       f"a run, a checkpoint or a Hugging Face folder, or '' with {path}.http.base_url set",
     )
     self.sampling.validate(f"{path}.sampling")
-    check(self.max_tokens >= 1, f"{path}.max_tokens", self.max_tokens, ">= 1")
+    require(self.max_tokens >= 1, "max_tokens", ">= 1")
     if not self.path:
       self.http.validate(f"{path}.http")
       for name in ("top_k", "min_p"):
@@ -301,13 +301,7 @@ class _Folder:
   async def _fill(
     self, what: str, file: RowFile, make: Any, concurrency: int, report: Report
   ) -> None:
-    settled = file.rows | self.given_up.rows
-    rest = [pair for pair in self._pairs if pair.id not in settled]
-    done, total = len(self._pairs) - len(rest), len(self._pairs)
-    report(what, done, total)
-
     async def work(pair: Pair) -> None:
-      nonlocal done
       row = {"id": pair.id, "pair": self._plain[pair.id]}
       try:
         file.append(row | await make(pair))
@@ -315,12 +309,9 @@ class _Folder:
         self.given_up.append(row | {"reason": f"{what}: {error}"})
       except JudgeRefusedError as error:
         raise JudgeRefusedError(f"pair {pair.id}, {what}: {error}") from error
-      done += 1
-      report(what, done, total)
 
-    await for_each(rest, work, concurrency=concurrency)
-    file.sort()
-    self.given_up.sort()
+    files = (file, self.given_up)
+    await fill(files, self._pairs, work, what=what, report=report, concurrency=concurrency)
 
   def syntheses(self) -> list[Synthesis]:
     """Of the pairs that were not given up, by id."""

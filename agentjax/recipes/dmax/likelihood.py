@@ -99,8 +99,8 @@ def on_policy_scores(settings: NoiseSettings, *, second_pass: bool) -> ScoreToke
     token_ids: Array,
     segment_ids: Array,
     positions: Array,
-    noise: Array,
     *,
+    noise: Array,
     temperature: float | Array = 1.0,
   ) -> TokenScores:
     size = settings.block
@@ -136,8 +136,8 @@ def bound_scores(settings: NoiseSettings) -> ScoreTokens:
     token_ids: Array,
     segment_ids: Array,
     positions: Array,
-    noise: Array,
     *,
+    noise: Array,
     temperature: float | Array = 1.0,
   ) -> TokenScores:
     size = settings.block

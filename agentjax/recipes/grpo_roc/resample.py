@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from agentjax.config import NonNegativeInt, Range, check
+from agentjax.config import NonNegativeInt, Range
 from agentjax.signals.signal import Metrics, Signal, SignalConfig, SignalTools, StepContext
 from agentjax.training.experiment import Experiment
 from agentjax.trajectory.record import Trajectory
@@ -52,13 +52,10 @@ class RocConfig(SignalConfig):
 
   def check_run(self, experiment: Experiment, path: str) -> None:
     """See ``SignalConfig.check_run``."""
+    require = self.requirements(path)
     size = experiment.rollout.group_size
-    check(
-      self.keep < size, f"{path}.keep", self.keep, f"less than config.rollout.group_size={size}"
-    )
-    check(
-      2 * self.floor <= self.keep, f"{path}.floor", self.floor, f"at most keep/2={self.keep / 2}"
-    )
+    require(self.keep < size, "keep", f"less than config.rollout.group_size={size}")
+    require(2 * self.floor <= self.keep, "floor", f"at most keep/2={self.keep / 2}")
 
   def build(self, tools: SignalTools) -> ResampleOnCorrect:
     """See ``SignalConfig.build``."""

@@ -18,7 +18,7 @@ from agentjax.models.lora import merge_adapters
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.rollout.loop import collect
 from agentjax.sharding import fingerprint, make_mesh
-from agentjax.signals.build import build_teachers, signal_tools
+from agentjax.signals.build import signal_tools
 from agentjax.signals.teacher import TeacherConfig, Teachers, load_teacher, template_fingerprint
 from agentjax.threads import LoopThread
 from agentjax.training.build import Extensions, Parts, build_parts
@@ -85,7 +85,7 @@ def precompute(
   directory = path.parents[1]
   parts = build_parts(experiment, directory, extensions_of_run(directory, extensions, call=call))
   mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
-  teachers = build_teachers(parts, signal_tools(parts, mesh))
+  teachers = Teachers(stage.teachers, signal_tools(parts, mesh))
   started = time.monotonic()
   policy, params = "", None
   if episodes is None or asked.needs_comparison:

@@ -27,7 +27,7 @@ from agentjax.data.synthesis_folder import (
   Row,
   RowFile,
   claim,
-  for_each,
+  fill,
   plain_messages,
   unreported,
 )
@@ -286,19 +286,16 @@ class _Folder:
 
   async def write(self, completer: Completer, concurrency: int, report: Report) -> Written:
     """Labels the solutions that have no row yet, and writes all data to train on."""
-    kept = done = len(self._labels.rows)
-    rest = [s for s in self._solutions.values() if s.id not in self._labels.rows]
-    report("solutions", done, len(self._solutions))
+    kept = len(self._labels.rows)
 
     async def work(solution: Solution) -> None:
-      nonlocal done
-      played = await completer.played(solution, concurrency)
-      self._labels.append(_row(solution, played))
-      done += 1
-      report("solutions", done, len(self._solutions))
+      self._labels.append(_row(solution, await completer.played(solution, concurrency)))
 
-    await for_each(rest, work, concurrency=max(1, concurrency // 8))
-    self._labels.sort()
+    at_once = max(1, concurrency // 8)
+    solutions = self._solutions.values()
+    await fill(
+      (self._labels,), solutions, work, what="solutions", report=report, concurrency=at_once
+    )
     rows = [
       row
       for i in self._labels.rows

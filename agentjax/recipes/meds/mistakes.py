@@ -29,10 +29,10 @@ from jaxtyping import Float, Int
 from agentjax.config import NonNegativeFloat, PositiveInt, Range, check
 from agentjax.models import ModelConfig, Params
 from agentjax.recipes.meds.logit_lens import layer_ends, layer_logits
-from agentjax.sharding import time_multiple
+from agentjax.sharding import split_rows, time_multiple
 from agentjax.signals.signal import Metrics, Signal, SignalConfig, SignalTools, StepContext
 from agentjax.training import processes
-from agentjax.training.update import split_rows, used_micro_batches
+from agentjax.training.update import used_micro_batches
 from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.packing import PackedSequence, to_sequences
 from agentjax.trajectory.record import Reward, Trajectory

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -143,6 +143,7 @@ class ProcessConfig(SignalConfig):
 
   def check_run(self, experiment: Experiment, path: str) -> None:
     """Steps are paid before the end, and both policies read whole episodes."""
+    require = self.requirements(path)
     stage = experiment.rl
     names = [f"config.rl.phases[{i}]" for i in range(len(stage.phases))]
     for phase, where in zip(stage.all_phases, (*names, "config.rl"), strict=True):
@@ -168,16 +169,14 @@ class ProcessConfig(SignalConfig):
       f"a policy with {path}.online and config.rl.phases: the model learns against one reference, "
       "and the run's own is another after a phase",
     )
-    check(
+    require(
       experiment.lora is None,
-      f"{path}.online",
-      self.online,
+      "online",
       "none with config.lora: the reward model is a second whole model with an optimiser",
     )
-    check(
+    require(
       self.online.outcome in ("", *experiment.reward.parts),
-      f"{path}.online.outcome",
-      self.online.outcome,
+      "online.outcome",
       f"'' or one of config.reward.parts = {experiment.reward.parts}",
     )
 
@@ -207,10 +206,7 @@ class ProcessConfig(SignalConfig):
     if REWARD_MODEL in specs:
       spec = specs[REWARD_MODEL]
       model = RewardModel(self, tools.model, spec, tools.mesh, tools.temperature)
-    rewards = ProcessRewards(
-      self, chat, tools.model, tools.mesh, tools.temperature, tools.pack, tools.rows
-    )
-    return StepRewards(rewards, model)
+    return StepRewards(ProcessRewards(self, tools), model)
 
 
 class ProcessRewards:
@@ -218,25 +214,14 @@ class ProcessRewards:
 
   Args:
     config: see ProcessConfig.
-    chat, student, mesh, temperature, pack, rows: as ``teacher.Teachers`` has them.
+    tools: of the run.
   """
 
-  def __init__(
-    self,
-    config: ProcessConfig,
-    chat: Chat,
-    student: ModelConfig,
-    mesh: jax.sharding.Mesh,
-    temperature: float,
-    pack: Callable[[Sequence[PackedSequence]], Batch],
-    rows: int,
-  ):
+  def __init__(self, config: ProcessConfig, tools: SignalTools):
     self.config = config
 
     def loaded(policy: TeacherConfig | None) -> Teachers | None:
-      if policy is None:
-        return None
-      return Teachers((policy,), chat, student, mesh, temperature, pack, rows)
+      return None if policy is None else Teachers((policy,), tools)
 
     # A model that is trained belongs to the state of the run.
     self._policies = {

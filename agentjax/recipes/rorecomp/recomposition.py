@@ -75,11 +75,9 @@ class RecompositionConfig(PassesConfig):
 
   def validate(self, path: str = "config.rl.passes") -> None:
     super().validate(path)
-    check(
-      self.compensation <= self.capacity,
-      f"{path}.compensation",
-      self.compensation,
-      f"at most {path}.capacity={self.capacity}",
+    require = self.requirements(path)
+    require(
+      self.compensation <= self.capacity, "compensation", f"at most {path}.capacity={self.capacity}"
     )
 
   def check_phase(self, experiment: Experiment, phase: PhaseConfig, path: str, name: str) -> None:

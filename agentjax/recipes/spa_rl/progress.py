@@ -25,14 +25,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool
+from jaxtyping import Array
 
 from agentjax.config import check
-from agentjax.models import ModelConfig, forward
-from agentjax.models.heads import values
+from agentjax.models import ModelConfig
 from agentjax.objectives.columns import TOKEN_REWARDS, TURN_REWARDS
-from agentjax.objectives.segments import last_of_unit, sequence_sum, turn_units
-from agentjax.signals.networks import check_start, descend, map_rows, reader_model, reader_spec
+from agentjax.objectives.segments import sequence_sum
+from agentjax.signals.networks import (
+  TurnRows,
+  check_start,
+  descend,
+  map_rows,
+  reader_model,
+  reader_spec,
+  said_of_turns,
+  steps_on,
+  turn_ends,
+  turn_rows,
+)
 from agentjax.signals.reward_parts import check_pays_turns, move_to_weights
 from agentjax.signals.signal import (
   BatchContext,
@@ -44,7 +54,7 @@ from agentjax.signals.signal import (
   StepContext,
 )
 from agentjax.training.optimizer import OptimizerConfig
-from agentjax.training.state import Network, NetworkSpec, Weights, network_shardings
+from agentjax.training.state import Network, NetworkSpec, Weights
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import Column, get_column
 from agentjax.trajectory.record import Status, Trajectory
@@ -147,11 +157,8 @@ class ProgressEstimator(Signal):
     self._pay = jax.jit(
       functools.partial(_pay, grounding=config.grounding, residual=config.residual == "paid")
     )
-    self._learn = jax.jit(
-      functools.partial(_update, model=model, optimizer=own.optimizer, rows=tools.rows),
-      donate_argnums=0,
-      out_shardings=(network_shardings(own.specs, own.optimizer, tools.mesh), None),
-    )
+    update = functools.partial(_update, model=model, optimizer=own.optimizer, rows=tools.rows)
+    self._learn = steps_on(update, own, tools.mesh, config.epochs)
 
   @property
   def _fitting(self) -> bool:
@@ -186,7 +193,7 @@ class ProgressEstimator(Signal):
     return marked, metrics | ({"spa_rl/grounded": float(np.mean(shares))} if shares else {})
 
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
-    read = _read(batch)
+    read = turn_rows(batch)
     with jax.set_mesh(self._tools.mesh):
       found = self._attribute(networks[PROGRESS].weights, read)
       paid, left, error = self._pay(found, batch, batch.column(GROUNDED.name))
@@ -204,14 +211,9 @@ class ProgressEstimator(Signal):
     if not self._learns:
       return Result()
     read, outcomes = context.notes[self.name]
-    network = networks[PROGRESS]
-    first: dict[str, Any] = {}
-    for _ in range(self._config.epochs):
-      with jax.set_mesh(self._tools.mesh):
-        network, metrics = self._learn(network, read, outcomes, batch.valid)
-      first = first or metrics
+    network, metrics = self._learn(networks[PROGRESS], read, outcomes, batch.valid)
     return Result(
-      networks={PROGRESS: network}, metrics={f"spa_rl/{k}": v for k, v in first.items()}
+      networks={PROGRESS: network}, metrics={f"spa_rl/{k}": v for k, v in metrics.items()}
     )
 
 
@@ -245,30 +247,8 @@ def grounded_turns(
   return result
 
 
-_Read = tuple[Array, Array, Array, Array]
-
-
-def _read(batch: Batch) -> _Read:
-  """What the estimator reads: ids, sequences, positions, and the last drawn token of each turn."""
-  return batch.token_ids, batch.segment_ids, batch.positions, turn_ends(batch)
-
-
-@jax.jit
-def turn_ends(batch: Batch) -> Bool[Array, "batch time"]:
-  """The last token that the policy drew in each turn."""
-  drawn = (batch.versions >= 0).astype(jnp.float32)
-  return last_of_unit(drawn, turn_units(batch.segment_ids, batch.turns))
-
-
-def _predict(weights: Weights, read: _Read, model: ModelConfig) -> Array:
-  """[B, T] contributions: the head's output where a turn ends, 0 elsewhere."""
-  ids, segments, positions, ends = read
-  hidden = forward(weights.policy, model, ids, segments, positions).hidden
-  return jnp.where(ends, values(weights.value, hidden), 0)
-
-
-def _attribute(weights: Weights, read: _Read, model: ModelConfig, rows: int) -> Array:
-  return map_rows(lambda one: _predict(weights, one, model), read, rows)
+def _attribute(weights: Weights, read: TurnRows, model: ModelConfig, rows: int) -> Array:
+  return map_rows(lambda one: said_of_turns(weights, one, model), read, rows)
 
 
 def _pay(
@@ -293,7 +273,7 @@ def _learnt_from(ends: Array, segment_ids: Array, valid: Array) -> Array:
 
 def _update(
   network: Network,
-  read: _Read,
+  read: TurnRows,
   outcomes: Array,
   valid: Array,
   model: ModelConfig,
@@ -303,9 +283,9 @@ def _update(
   """One optimiser step on the squared error of the sums, and metrics before it."""
   number = jnp.maximum(jnp.sum(_learnt_from(read[3], read[1], valid)), 1)
 
-  def total(weights: Weights, one: _Read) -> Array:
+  def total(weights: Weights, one: TurnRows) -> Array:
     # Sequences are never split over rows, so each has its whole sum in one micro-batch.
-    sums = sequence_sum(_predict(weights, one, model), one[1], valid.shape[0])
+    sums = sequence_sum(said_of_turns(weights, one, model), one[1], valid.shape[0])
     here = _learnt_from(one[3], one[1], valid)
     return jnp.sum(jnp.where(here, jnp.square(sums - outcomes), 0)) / number
 

@@ -20,7 +20,7 @@ from agentjax.data.synthesis_folder import (
   Row,
   RowFile,
   claim,
-  for_each,
+  fill,
   plain_messages,
   unreported,
 )
@@ -104,13 +104,9 @@ async def write_traces(
     return None if same else f"task {row['id']} had another prompt"
 
   traces, given_up = (RowFile(directory / n, {"messages": list}, other) for n in (TRACES, GIVEN_UP))
-  kept = done = len(traces.rows) + len(given_up.rows)
-  rest = [task for task in tasks if task.id not in traces.rows | given_up.rows]
-  total = kept + len(rest)
-  report("traces", done, total)
+  kept = len(traces.rows) + len(given_up.rows)
 
   async def work(task: Task) -> None:
-    nonlocal done
     try:
       trace = await synthesise(task, writers, predictors, config, seed=seed)
     except GivenUpError as error:
@@ -118,12 +114,9 @@ async def write_traces(
       given_up.append({"id": task.id, "messages": prompts[task.id], "reasons": reasons})
     else:
       traces.append(_row(task, trace))
-    done += 1
-    report("traces", done, total)
 
-  await for_each(rest, work, concurrency=concurrency)
-  traces.sort()
-  given_up.sort()
+  files = (traces, given_up)
+  await fill(files, tasks, work, what="traces", report=report, concurrency=concurrency)
   shares = [row["teacher_share"] for row in traces.rows.values()]
   return Written(
     len(traces.rows), len(given_up.rows), kept, sum(shares) / len(shares) if shares else 0.0

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agentjax.adapters.chat_endpoint.endpoint import endpoint_identity
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError
 from agentjax.data.synthesis_folder import Report, unreported
 from agentjax.engine import SamplingConfig
 from agentjax.recipes.tessy.flow import Author, TessyConfig, WordClassifier, Writer
@@ -38,10 +38,10 @@ class WriterConfig(Config):
   http: HttpWriterConfig = dataclasses.field(default_factory=HttpWriterConfig)
 
   def validate(self, path: str = "writer") -> None:
-    check(
+    require = self.requirements(path)
+    require(
       bool(self.path) != bool(self.http.base_url),
-      f"{path}.path",
-      self.path,
+      "path",
       f"a run, a checkpoint or a Hugging Face folder, or '' with {path}.http.base_url set",
     )
     (self.sampling if self.path else self.http).validate(

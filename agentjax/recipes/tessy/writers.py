@@ -11,9 +11,9 @@ from agentjax.adapters.chat_endpoint.endpoint import (
   chat_messages,
   post,
 )
+from agentjax.adapters.http_client import load_aiohttp
 from agentjax.config import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare, check
 from agentjax.engine import Engine, Finish, SampleRequest, SamplingConfig
-from agentjax.http_client import load_aiohttp
 from agentjax.recipes.tessy.flow import Continuation, GivenUpError
 from agentjax.rewards.judges import question_key, question_text, retry
 from agentjax.rollout import keys

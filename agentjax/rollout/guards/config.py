@@ -53,10 +53,10 @@ class GuardsConfig(Config):
 
   def validate(self, path: str = "config.guards") -> None:
     super().validate(path)
-    check(
+    require = self.requirements(path)
+    require(
       not self.egress_tools or self.egress is not None,
-      f"{path}.egress_tools",
-      self.egress_tools,
+      "egress_tools",
       f"nothing while {path}.egress is None",
     )
 

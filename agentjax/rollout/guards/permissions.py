@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, TextIO
 
-from agentjax.config import Config, PositiveFloat, check
+from agentjax.config import Config, PositiveFloat
 
 _log = logging.getLogger(__name__)
 
@@ -39,13 +39,9 @@ class PermissionConfig(Config):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
+    require = self.requirements(path)
     for name in self.channels:
-      check(
-        name == "terminal" or ":" in name,
-        f"{path}.channels",
-        self.channels,
-        "terminal, package.module:attribute",
-      )
+      require(name == "terminal" or ":" in name, "channels", "terminal, package.module:attribute")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,18 +69,14 @@ class FunctionTaskConfig(CodeTaskSource):
 
   def validate(self, path: str = "config.world.tasks") -> None:
     super().validate(path)
+    require = self.requirements(path)
     check(
       1 <= self.min_level <= self.max_level <= MAX_LEVEL,
       f"{path}.max_level",
       (self.min_level, self.max_level),
       f"1 <= min_level <= max_level <= {MAX_LEVEL}",
     )
-    check(
-      0 <= self.shown_tests <= self.tests - 2,
-      f"{path}.shown_tests",
-      self.shown_tests,
-      "0..tests - 2",
-    )
+    require(0 <= self.shown_tests <= self.tests - 2, "shown_tests", "0..tests - 2")
 
   def load(self, data: DataConfig) -> TaskSplits:
     assert data.train_size is not None and data.test_size is not None

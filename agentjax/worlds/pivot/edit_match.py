@@ -102,10 +102,10 @@ class EditMatchConfig(Config):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    check(
+    require = self.requirements(path)
+    require(
       0 <= self.partial_credit < self.full_credit <= 1,
-      f"{path}.partial_credit",
-      self.partial_credit,
+      "partial_credit",
       f"0 to below full_credit ({self.full_credit}), which is at most 1",
     )
     for entry in self.categories:

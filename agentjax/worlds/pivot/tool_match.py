@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 import jsonschema
 
-from agentjax.config import Config, PositiveFloat, check
+from agentjax.config import Config, PositiveFloat
 from agentjax.tools.declared import DeclaredTool
 from agentjax.trajectory.record import Message, ToolCall
 from agentjax.worlds.pivot.action_match import (
@@ -82,11 +82,11 @@ class ArgumentMatchConfig(Config):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
+    require = self.requirements(path)
     most = 0.5 if self.string_similarity == "overlap" else 1.0
-    check(
+    require(
       0 <= self.string_threshold <= most,
-      f"{path}.string_threshold",
-      self.string_threshold,
+      "string_threshold",
       f"0 to {most}, what string_similarity={self.string_similarity!r} gives equal texts",
     )
 

@@ -155,6 +155,7 @@ class WordProblemConfig(TaskSource):
 
   def validate(self, path: str = "config.data.source") -> None:
     super().validate(path)
+    require = self.requirements(path)
     for name in ("levels", "demonstration_levels"):
       levels = getattr(self, name)
       if levels is not None:
@@ -164,11 +165,10 @@ class WordProblemConfig(TaskSource):
           levels,
           f"levels 1..{MAX_LEVEL}",
         )
-    check(len(self.levels) > 0, f"{path}.levels", self.levels, "at least one level")
-    check(
+    require(len(self.levels) > 0, "levels", "at least one level")
+    require(
       self.distractors_from_level >= 1,
-      f"{path}.distractors_from_level",
-      self.distractors_from_level,
+      "distractors_from_level",
       f">= 1; above {MAX_LEVEL} switches distractors off",
     )
 

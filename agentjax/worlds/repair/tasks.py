@@ -104,6 +104,7 @@ class RepairTaskConfig(TaskSource):
 
   def validate(self, path: str = "config.world.tasks") -> None:
     super().validate(path)
+    require = self.requirements(path)
     for field in ("libraries", "test_libraries"):
       value = getattr(self, field)
       check(
@@ -112,10 +113,9 @@ class RepairTaskConfig(TaskSource):
         value,
         f"some of {', '.join(LIBRARIES)}",
       )
-    check(
+    require(
       bool(self.operators) and set(self.operators) <= set(OPERATORS),
-      f"{path}.operators",
-      self.operators,
+      "operators",
       f"some of {', '.join(OPERATORS)}",
     )
 

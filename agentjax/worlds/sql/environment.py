@@ -87,12 +87,8 @@ class SqlWorldConfig(WorldConfig):
 
   def validate(self, path: str = "config.world") -> None:
     super().validate(path)
-    check(
-      self.candidates >= self.copies,
-      f"{path}.candidates",
-      self.candidates,
-      f">= copies ({self.copies})",
-    )
+    require = self.requirements(path)
+    require(self.candidates >= self.copies, "candidates", f">= copies ({self.copies})")
 
   def check_run(self, tools: ToolsConfig, data: DataConfig, path: str) -> None:
     if data.source is None:

@@ -18,7 +18,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from agentjax.config import AtLeastTwo, check
+from agentjax.config import AtLeastTwo
 from agentjax.data import DataConfig
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl, require_text
@@ -64,12 +64,8 @@ class SpiderConfig(TaskSource):
 
   def validate(self, path: str = "config.world.tasks") -> None:
     super().validate(path)
-    check(
-      bool(self.levels) and set(self.levels) <= {1, 2, 3, 4},
-      f"{path}.levels",
-      self.levels,
-      "some of 1, 2, 3, 4",
-    )
+    require = self.requirements(path)
+    require(bool(self.levels) and set(self.levels) <= {1, 2, 3, 4}, "levels", "some of 1, 2, 3, 4")
 
   def load(self, data: DataConfig) -> TaskSplits:
     assert data.path is not None

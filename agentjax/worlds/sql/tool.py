@@ -18,7 +18,6 @@ from agentjax.config import (
   PositiveFloat,
   PositiveInt,
   Range,
-  check,
 )
 from agentjax.sandbox.interface import PythonScript, RunStatus
 from agentjax.tools.config import ToolConfig, Workbench, workspace_seconds
@@ -66,11 +65,11 @@ class SqlConfig(ToolConfig):
     return workspace_seconds(bench)
 
   def check_run(self, bench: Workbench, path: str) -> None:
+    require = self.requirements(path)
     wall = bench.settings.limits.wall_seconds
-    check(
+    require(
       self.statement_seconds < wall,
-      f"{path}.statement_seconds",
-      self.statement_seconds,
+      "statement_seconds",
       f"< limits.wall_seconds ({wall:g}) of the workspaces' sandbox",
     )
 

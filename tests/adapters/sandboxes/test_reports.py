@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentjax.sandbox.reports import bounded_json
+from agentjax.adapters.sandboxes.reports import bounded_json
 
 _BOUNDS = {"max_characters": 2**22, "max_values": 1000, "max_depth": 5}
 
