@@ -110,14 +110,14 @@ class _Waiter:
     self._places = places
 
   async def __aenter__(self) -> None:
-    await self._places._enter(self)
+    await self._places.enter(self)
 
   async def __aexit__(self, *_: object) -> None:
-    self._places._leave(self)
+    self._places.leave(self)
 
   def grant(self) -> None:
-    """Lets it go on, from whatever thread."""
-    if self.loop is asyncio._get_running_loop():
+    """Lets it go on, from whatever event loop; raises RuntimeError where its own has ended."""
+    if self.loop is asyncio.get_running_loop():
       self._go_on()
     else:
       self.loop.call_soon_threadsafe(self._go_on)
@@ -170,7 +170,8 @@ class Places:
     """
     return _Waiter(self, exclusive)
 
-  async def _enter(self, waiter: _Waiter) -> None:
+  async def enter(self, waiter: _Waiter) -> None:
+    """Waits until a waiter has what it needs; raises as ``one``."""
     with self._lock:
       self._enqueue(waiter)
       self._serve()
@@ -180,7 +181,7 @@ class Places:
     try:
       await self._until_granted(waiter)
     except BaseException:
-      self._leave(waiter)
+      self.leave(waiter)
       raise
 
   async def _until_granted(self, waiter: _Waiter) -> None:
@@ -191,7 +192,7 @@ class Places:
         f"no free place within {self._seconds:g} s; raise {self._setting} ({self._count})"
       )
 
-  def _leave(self, waiter: _Waiter) -> None:
+  def leave(self, waiter: _Waiter) -> None:
     """Frees the places of a waiter, or removes it from the queue."""
     with self._lock:
       if waiter.waiting:

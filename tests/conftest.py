@@ -17,7 +17,7 @@ if "--xla_backend_optimization_level=0" in (flags := os.environ.get("XLA_FLAGS",
 
 _MAPS = pathlib.Path("/proc/self/maps")
 # Linux grants a process 65,530 unless told otherwise, and compilers that get no more crash.
-_MOST_MAPS = 25_000
+_MOST_MAPS = 40_000
 
 
 @pytest.fixture(autouse=True, scope="module")

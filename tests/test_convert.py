@@ -179,6 +179,7 @@ def _command(*arguments):
   )
 
 
+@pytest.mark.slow
 def test_the_command_finds_the_direction_and_tells_what_it_did(folder, tmp_path):
   run, back = tmp_path / "run", tmp_path / "back"
   done = _command(

@@ -55,6 +55,7 @@ def test_bad_input_is_one_line_and_no_model(tmp_path, content, message):
   assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DATA is None, reason="AGENTJAX_DATA is not set")
 def test_shakespeare_trains_the_same_twice_and_round_trips(tmp_path):
   corpus = Path(str(DATA)) / "text" / "tinyshakespeare.txt.gz"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,9 @@ class Filters(NamedTuple):
   @classmethod
   def idle(cls, slots: int) -> Filters:
     """On the host, greedy and without filters: to be filled in."""
-    zeros = np.zeros(slots, np.float32)
-    return cls(zeros, np.zeros(slots, np.int32), np.ones(slots, np.float32), zeros.copy())
+    floats, ints = np.zeros(slots, np.float32), np.zeros(slots, np.int32)
+    arrays: tuple[Any, ...] = (floats, ints, np.ones_like(floats), floats.copy())
+    return cls(*arrays)
 
 
 class Draws(NamedTuple):

@@ -87,6 +87,7 @@ _LORA = LoraConfig(rank=2, alpha=4.0)
 _ADAPTED = dataclasses.replace(TINY, pattern="E*", qk_norm=False)
 
 
+@pytest.mark.slow
 def test_adapters_are_sent_alone_while_their_base_stays():
   base = draw(_ADAPTED, seed=0)
   every = [adapt(base, filled_adapters(_ADAPTED, _LORA, seed), _LORA) for seed in range(2)]

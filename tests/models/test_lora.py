@@ -176,6 +176,7 @@ def test_gradients_are_those_of_the_sum_and_of_finite_differences(block):
   assert (up - down) / 2e-3 == pytest.approx(slope, rel=0.02)
 
 
+@pytest.mark.slow
 def test_rows_sorted_by_expert_as_on_tpu_give_the_same_and_the_same_gradients():
   rng = np.random.default_rng(0)
 

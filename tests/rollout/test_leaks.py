@@ -137,6 +137,7 @@ def test_episodes_leave_nothing_behind(episodes):
   assert {t.status for t in members} == {Status.OK, Status.ENV_ERROR, Status.TRUNCATED}
 
 
+@pytest.mark.slow
 def test_branched_groups_leave_nothing_behind():
   engine = ScriptedEngine(
     lambda address, turn: say(str(address[2])), entropy=lambda address, turn: float(turn)

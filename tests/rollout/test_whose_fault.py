@@ -215,6 +215,7 @@ def test_what_an_action_brings_about_counts(played, name):
   assert from_record(to_record(episode)).status is episode.status
 
 
+@pytest.mark.slow
 def test_24_sleeping_calls_of_one_turn_count_and_hold_nobody_up():
   sandbox = ProcessSandboxConfig(limits=LIMITS, concurrency=2, queue_seconds=3.0)
   flood = [turn(*[shell("sleep 1")] * 24), turn(text="the end")]

@@ -526,6 +526,7 @@ def test_watchers_serve_run_after_run_and_are_replaced_after_one_that_was_ended(
   assert len(set.union(*seen[11:])) >= 5  # each of the last four ended one
 
 
+@pytest.mark.slow
 def test_no_more_watchers_stand_by_than_there_is_room_for() -> None:
   """Even where far more run at once than stand by, as if all but a few had yet to tidy up."""
 

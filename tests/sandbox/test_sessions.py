@@ -299,7 +299,7 @@ def test_cell_that_says_it_is_over_cannot_make_its_watcher_wait() -> None:
   use(body)
 
 
-@pytest.mark.parametrize("name", ["native", "container"])
+@pytest.mark.parametrize("name", ["native", pytest.param("container", marks=pytest.mark.slow)])
 def test_session_with_an_unread_cell_ends_with_its_trainer(start_machine: Any, name: str) -> None:
   machine = start_machine(name)
   limits = {"wall_seconds": 90.0}

@@ -112,6 +112,7 @@ def test_no_flipped_bit_is_loaded_of_very_many(saved, tmp_path):
   assert refused > damages / 3
 
 
+@pytest.mark.slow
 def test_no_cut_off_or_missing_file_is_loaded(saved, tmp_path):
   store = copy_of(saved, tmp_path)
   refused = 0

@@ -237,11 +237,16 @@ def test_every_config_is_valid_and_names_its_command(config, tmp_path):
   "module",
   [
     "train",
-    "evaluate",
-    "recipes.pivotrl.mine",
-    "recipes.c2.synthesise",
-    "recipes.tessy.synthesise",
-    "train_tokenizer",
+    *(
+      pytest.param(module, marks=pytest.mark.slow)
+      for module in (
+        "evaluate",
+        "recipes.pivotrl.mine",
+        "recipes.c2.synthesise",
+        "recipes.tessy.synthesise",
+        "train_tokenizer",
+      )
+    ),
   ],
 )
 def test_help_of_every_entry_point_names_its_flags(module):

@@ -28,6 +28,7 @@ def evaluations(rows, step):
   return {k: v for k, v in row.items() if k.startswith("eval/") and k != "eval/step"}
 
 
+@pytest.mark.slow
 def test_training_has_the_same_bits_and_evaluations_the_same_results(finished_run, beside):
   straight, expected, _ = finished_run
   directory, report = beside

@@ -147,6 +147,7 @@ def test_killed_at_random_moments_it_ends_with_the_bits_of_an_uninterrupted_run(
   assert resumed.after == report.after
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_a_rollout_it_keeps_the_episodes_that_were_finished(
   finished_run, tmp_path
 ):

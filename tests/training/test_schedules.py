@@ -171,14 +171,14 @@ def crashed(directory, schedule, step):
   train_until_killed(run(directory, schedule), step)
 
 
-@pytest.mark.parametrize("step", [3, 6])
+@pytest.mark.parametrize("step", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_one_step_off_crashed_in_an_update_ends_with_the_same_bits(finished, tmp_path, step):
   crashed(tmp_path / "run", ONE, step)
   assert run(tmp_path / "run", ONE).train().finished
   assert_same_run(tmp_path / "run", finished(ONE))
 
 
-@pytest.mark.parametrize("step", [3, 6])
+@pytest.mark.parametrize("step", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_asynchronous_crashed_in_an_update_goes_on_from_what_is_recorded(tmp_path, step):
   crashed(tmp_path / "run", ASYNC, step)
   assert_it_goes_on(tmp_path / "run")
@@ -220,6 +220,7 @@ def test_asynchronous_interrupted_loses_nothing_and_trains_nothing_twice(tmp_pat
   assert_it_goes_on(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_evaluations_between_steps_leave_one_step_off_as_it_was(finished, tmp_path):
   held_out = HeldOutConfig(
     tasks=2, every=2, samples=0, pass_at=(), success_part="environment", resamples=10
@@ -237,7 +238,7 @@ def test_evaluations_run_beside_asynchronous_episodes(tmp_path):
   assert sum("eval/greedy" in r for r in rows(tmp_path / "run")) == STEPS // 2
 
 
-@pytest.mark.parametrize("stale", ["mask", "drop"])
+@pytest.mark.parametrize("stale", [pytest.param("mask", marks=pytest.mark.slow), "drop"])
 def test_other_rules_for_stale_groups_keep_the_bound(tmp_path, monkeypatch, stale):
   monkeypatch.setattr(stages.Digits, "SECONDS", 0.2)
   schedule = ScheduleConfig("async", 1, stale)

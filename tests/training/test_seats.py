@@ -244,7 +244,7 @@ def test_trainer_and_sampler_agree_on_every_branch_of_a_rewritten_history(tmp_pa
   assert row["mismatch/max"] < 1e-4
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
+@pytest.mark.parametrize("lora", [None, pytest.param(LoraConfig(rank=2), marks=pytest.mark.slow)])
 def test_an_evaluation_takes_the_snapshot_from_the_checkpoint(tmp_path, lora):
   """The run's policy has moved on; the snapshot in its checkpoint draws as on the first step."""
   run = made(tmp_path, steps=2, seats={"white": SnapshotSeat(every=0)}, lora=lora)

@@ -152,6 +152,7 @@ def test_what_one_policy_writes_does_not_change_the_update_of_the_other(tmp_path
     assert other[same] == plain[same] and other[changed] != plain[changed]
 
 
+@pytest.mark.slow
 def test_a_policy_learns_as_if_the_other_one_were_a_checkpoint_that_plays(tmp_path):
   """Whoever never has its turn keeps its bits, and is to the other what a frozen player is."""
   made(tmp_path / "first", seats={}, steps=1).train()
@@ -169,6 +170,7 @@ def test_a_policy_learns_as_if_the_other_one_were_a_checkpoint_that_plays(tmp_pa
   assert both[2]["policy"] != waiting[2]["policy"]  # whose opponent has learnt meanwhile
 
 
+@pytest.mark.slow
 def test_a_later_run_takes_policies_over_by_their_names(tmp_path):
   seats = {"white": TrainedSeat(policy="rival", start="random")}
   *_, last = trained_step_by_step(made(tmp_path / "first", steps=1, seats=seats))
@@ -199,6 +201,7 @@ def test_policies_take_turns(tmp_path):
   assert turns == ["b", "b", "policy", "policy", "a", "a", "b"]
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_a_further_policy_follows_that_one(tmp_path):
   """Nobody is left to "policy" here: it plays nowhere and stays as it is."""
   seats = {"black": TrainedSeat(policy="other"), "white": SnapshotSeat(every=1, of="other")}
@@ -294,9 +297,10 @@ def test_each_policy_has_its_own_signals_and_shares_programs_where_it_can(tmp_pa
     np.testing.assert_allclose(rates, [1e-2, 0.5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "changes",
-  [{"objective": WITH_VALUES}, pytest.param({"lora": LoraConfig(rank=2)}, marks=pytest.mark.slow)],
+  [{"objective": WITH_VALUES}, {"lora": LoraConfig(rank=2)}],
 )
 def test_a_policy_is_measured_and_exported_by_its_name(tmp_path, changes):
   run = made(tmp_path, steps=1, tasks=2, seats={"white": TrainedSeat(start="random")}, **changes)

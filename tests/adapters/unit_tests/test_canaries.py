@@ -126,6 +126,7 @@ def test_every_canary_is_paid_by_a_runner_that_trusts_it(runs):
   assert [name for (name, _), value in zip(CASES, paid, strict=True) if not value] == []
 
 
+@pytest.mark.slow
 def test_these_runners_tell_right_from_wrong_where_nobody_cheats(runs):
   used = list(dict.fromkeys(by for _, by in CASES))
   assert {by.runner for by in used} == RUNNERS

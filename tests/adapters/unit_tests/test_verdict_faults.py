@@ -68,6 +68,7 @@ def test_what_the_code_does_to_its_verdict_is_a_failed_test(verifier, name):
   assert verdict.passed == 0 and len(verdict.cases) == 2
 
 
+@pytest.mark.slow
 @linux
 def test_slow_neighbours_take_nothing_from_a_right_answer():
   # The slow ones take 2.5 s each, one at a time; the graph allows 4 s for a verdict.
