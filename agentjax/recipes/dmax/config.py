@@ -106,6 +106,7 @@ class DMaxConfig(LikelihoodConfig):
       ("engine.mesh", devices.mesh.size, 1),
       ("engine.speculate", devices.speculate, "none"),
       ("engine.record_experts", devices.record_experts, False),
+      ("engine.cache_dtype", devices.cache_dtype, None),
       ("rollout.grammar", experiment.rollout.grammar, "none"),
       ("seats", tuple(experiment.seats), ()),
     ]
