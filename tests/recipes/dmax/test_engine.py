@@ -69,6 +69,7 @@ def test_calls_share_slots_and_give_what_the_rules_say():
     forwards, commits, tokens = forwards + passes, commits + kept, tokens + len(wanted)
   assert (stats.forwards, stats.commits, stats.sampled_tokens) == (forwards, commits, tokens)
   assert stats.tokens_per_decision == tokens / forwards
+  assert stats.device_seconds > 0
   assert stats.tokens_per_forward == tokens / (forwards + commits)
 
 
