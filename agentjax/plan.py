@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentjax.command import main
+from agentjax.config import check
 from agentjax.models.attend import CACHE_BLOCK
 from agentjax.planning.chips import Chip, parse_topology
 from agentjax.planning.compile import (
@@ -80,6 +81,8 @@ def run(argv: list[str]) -> None:
   for name in ("model", "mesh", "engine", "rollout", "rl", "devices"):
     getattr(experiment, name).validate(f"config.{name}")
   check_model_features(experiment, experiment.model)
+  own = experiment.likelihood
+  check(own.in_order, "config.likelihood", own.chosen, "from left to right: others are not planned")
   experiment = at_most(experiment).freeze()
   topology, chip = parse_topology(_TOPOLOGY.value)
   devices = describe_devices(topology)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from agentjax.models.attend import Sight
 from agentjax.models.blocks import (
   Appended,
   BlockKind,
@@ -97,6 +98,7 @@ __all__ = [
   "Readout",
   "Rows",
   "SecondPassConfig",
+  "Sight",
   "Stepped",
   "StreamKind",
   "TokenScores",

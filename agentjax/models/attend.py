@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from agentjax.models import flash, paged, splash
+from agentjax.models.chunks import map_time
 from agentjax.models.linear import precision
 from agentjax.models.pages import Held, Paged, read_places
 from agentjax.models.tiles import MASKED, attend_tiles, max_tiles
@@ -25,6 +26,16 @@ _UNROLLED = 16
 CACHE_BLOCK = 256
 
 
+class Sight(NamedTuple):
+  """Which tokens of its segment each token sees, in the place of itself and those before it.
+
+  A token sees those whose rank is not above its own, if they lie on lane 0 or on its own lane.
+  """
+
+  ranks: Array  # int32 [B, T]
+  lanes: Array  # int32 [B, T]
+
+
 def attend(
   query: Float[Array, "batch time heads width"],
   key: Float[Array, "batch time kv_heads width"],
@@ -35,6 +46,7 @@ def attend(
   block: int,
   window: int | None = None,
   kernels: str | None = None,
+  sight: Sight | None = None,
 ) -> Float[Array, "batch time heads value_width"]:
   """``softmax(scale q kᵀ) v``, causal and within a segment, for training.
 
@@ -54,6 +66,7 @@ def attend(
     block: queries of one product; later keys are left out of it.
     window: how many tokens back, itself included, a token sees; None is all of them.
     kernels: ``ModelConfig.kernels``.
+    sight: what a token sees, with ``window`` None; every block then weighs all keys, by XLA alone.
   """
   on_gpu = kernels == "pallas_gpu" and flash.fits(query, key, value, window)
   part = functools.partial(_attend_part, scale=scale, block=block, window=window, on_gpu=on_gpu)
@@ -63,7 +76,10 @@ def attend(
     (value, ("batch", "time", "kv_heads", None)),
     (segment_ids, ("batch", "time")),
   ]
-  if splash.fits(query, key, value):
+  if sight is not None:
+    part = functools.partial(_attend_in_sight, scale=scale, block=block)
+    arguments += [(v, ("batch", "time")) for v in sight]
+  elif splash.fits(query, key, value):
     heads = query.shape[2] // ways("heads")
     made = splash.kernel(query.shape[1], heads, ways("time"), window)
     arguments.append((made, functools.partial(splash.kernel_spec, made)))
@@ -370,6 +386,22 @@ def _attend_part(
   return (
     jax.lax.platform_dependent(*arguments, **fast, default=plain) if fast else plain(*arguments)
   )
+
+
+def _attend_in_sight(
+  query: Array, key: Array, value: Array, *rows: Array, scale: float, block: int
+) -> Array:
+  """``attend`` of one device's queries to what they see; ``rows`` are segments, ranks, lanes."""
+  key, value = (jnp.moveaxis(whole(v), 1, 2) for v in (key, value))
+  segments, below, beside = (whole(v)[:, None] for v in rows)
+
+  def some(given: tuple[Array, ...]) -> Array:
+    query, segment, rank, lane = given
+    seen = (segment[..., None] == segments) & (rank[..., None] >= below)
+    seen &= (beside == 0) | (beside == lane[..., None])
+    return jnp.moveaxis(_attend(jnp.moveaxis(query, 1, 2), key, value, seen, scale), 1, 2)
+
+  return map_time(some, (query, *rows), min(block, query.shape[1]))
 
 
 def _attend_unrolled(

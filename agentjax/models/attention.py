@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from agentjax.models.attend import attend, attend_cache, attend_chunk, max_scores
+from agentjax.models.attend import Sight, attend, attend_cache, attend_chunk, max_scores
 from agentjax.models.config import ModelConfig
 from agentjax.models.linear import linear
 from agentjax.models.norm import norm_spec, rms_norm
@@ -156,8 +156,9 @@ def attention(
   *,
   segment_ids: Int[Array, "batch time"],
   positions: Int[Array, "batch time"],
+  sight: Sight | None = None,
 ) -> tuple[Float[Array, "batch time embed"], Float[Array, " heads"] | None]:
-  """``softmax(q kᵀ / sqrt(head_dim)) v``, causal and within a segment.
+  """``softmax(q kᵀ / sqrt(head_dim)) v``, causal and within a segment, or as ``sight`` says.
 
   Returns:
     The output, and with ``record_max_scores`` the largest score of each head.
@@ -175,6 +176,7 @@ def attention(
     scale=scale,
     block=block,
     kernels=config.kernels,
+    sight=sight,
   )
   return merge_heads(params, out), top
 
@@ -188,6 +190,7 @@ def attention_extend(
   rows: Int[Array, " rows"] | None,
   positions: Int[Array, "rows time"],
   counts: Int[Array, " rows"] | Bool[Array, " rows"],
+  sees: Int[Array, "rows time"] | None = None,
 ) -> tuple[Float[Array, "rows time embed"], KVCache]:
   """Appends ``counts[r]`` tokens to slot ``rows[r]`` and attends over all the slot holds.
 
@@ -196,6 +199,7 @@ def attention_extend(
       slot r.
     positions: place of each token in its slot.
     counts: tokens of each row that are not right padding.
+    sees: last place of the slot that each token sees; None is its own.
   """
   query, key, value = project_heads(params, x, config, positions)
   cache = append_rows(cache, key, value, rows=rows, positions=positions, counts=counts)
@@ -204,12 +208,12 @@ def attention_extend(
     query,
     cache.keys,
     cache.values,
-    positions=positions,
+    positions=positions if sees is None else sees,
     scale=scale,
     rows=rows,
     counts=counts,
     rotary=rotary(config),
-    kernels=config.kernels,
+    kernels=config.kernels if sees is None else None,
   )
   return merge_heads(params, out), cache
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from agentjax.config import check
+from agentjax.models.attend import Sight
 from agentjax.models.attention import (
   attention,
   attention_extend,
@@ -62,6 +63,7 @@ class Rows(NamedTuple):
   segment_ids: Array  # 0 on padding
   positions: Array  # place of a token in its sequence
   captured: Array | None = None  # int32 [B, K], places whose stream every block reports
+  sight: Sight | None = None  # what tokens see instead of those before them
 
 
 class Appended(NamedTuple):
@@ -70,6 +72,7 @@ class Appended(NamedTuple):
   rows: Array  # int32 [R], slot of each row; the number of slots for a row that is not used
   positions: Array  # int32 [R, C], place of each token in its slot
   counts: Array  # int32 [R], tokens of each row that are not padding
+  sees: Array | None = None  # int32 [R, C], last place that each token sees; None is its own
 
   @property
   def real(self) -> Array:
@@ -260,7 +263,8 @@ def _attention(
 ) -> BlockKind:
   def forward(params, x, config, rows, given):
     del given
-    out, top = attend(params, x, config, segment_ids=rows.segment_ids, positions=rows.positions)
+    ids = {"segment_ids": rows.segment_ids, "positions": rows.positions}
+    out, top = attend(params, x, config, **ids, sight=rows.sight)
     return out, BlockReport(max_scores=None if top is None else top[None])
 
   def extend(params, x, entry, config, appended, given):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from agentjax.models.attention import KVCache
 from agentjax.models.blocks import KINDS, Appended, BlockKind, Stepped
@@ -243,6 +243,9 @@ def extend(
   rows: Int[Array, " rows"],
   token_ids: Int[Array, "rows time"],
   counts: Int[Array, " rows"],
+  *,
+  sees: Int[Array, "rows time"] | None = None,
+  embedded: Float[Array, "rows time embed"] | None = None,
 ) -> Decoded:
   """Appends tokens to some slots; prefill is the same thing on an empty slot.
 
@@ -256,19 +259,26 @@ def extend(
     rows: slot of each row, no slot twice; out of range for a row that is not used.
     token_ids: [R, C], right-padded.
     counts: tokens of each row that are not padding; a row with 0 leaves its slot as it was.
+    sees: last place of the slot that each token sees; None is its own.
+    embedded: takes the place of the embeddings of ``token_ids``.
 
   Returns:
     The logits after the last token of each row, of no meaning where the count is 0; the cache; the
     experts and the hidden state of every token.
+
+  Raises:
+    ValueError: ``sees`` or ``embedded`` for a model of which ``config.check_sight`` says so.
   """
+  if sees is not None or embedded is not None:
+    config.check_sight()
   if cache.recent is not None:
     return _extend_exactly(params, config, cache, cache.recent, rows, token_ids, counts)
   used = (rows >= 0) & (rows < cache.slots) & (counts > 0)
   rows = jnp.where(used, rows, cache.slots)
   starts = cache.lengths.at[rows].get(mode="clip")
   positions = starts[:, None] + jnp.arange(token_ids.shape[1])
-  appended = Appended(rows, positions, counts)
-  x, entries, routed = _run_stack(params, config, cache, token_ids, appended)
+  appended = Appended(rows, positions, counts, sees)
+  x, entries, routed = _run_stack(params, config, cache, token_ids, appended, embedded)
   x = close_stream(x, config)
   last = jnp.maximum(counts - 1, 0)[:, None, None]
   hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
@@ -442,9 +452,10 @@ def _run_stack(
   cache: Cache,
   token_ids: Array,
   where: Appended | Stepped,
+  embedded: Array | None = None,
 ) -> tuple[Any, tuple[Any, ...], list[Array]]:
   """The stream after the last block, the entries of all blocks, the experts of each router."""
-  x, per_layer = open_stream(params, config, token_ids)
+  x, per_layer = open_stream(params, config, token_ids, embedded)
   sections, start = [], 0
   given = given_to_blocks(config, None, per_layer)
   for pattern in config.sections:

@@ -36,6 +36,7 @@ KINDS = {
 BUILT_IN = frozenset(KINDS)  # the others are of ``register_block``
 GEMMA_KINDS = "lgLGrRxX"
 EXACT_KINDS = "M*-EA"  # what ``exact_chunk`` holds for
+SIGHTED_KINDS = "*-EA"  # whose tokens can be told what they see
 Activation = Literal["relu2", "swiglu", "geglu"]
 
 
@@ -345,6 +346,16 @@ class ModelConfig(Config):
       return (self.pattern,)
     core, coda = self.loop.prelude, len(self.pattern) - self.loop.coda
     return self.pattern[:core], self.pattern[core:coda], self.pattern[coda:]
+
+  def check_sight(self) -> None:
+    """Raises ValueError if tokens of this model cannot be told what they see (``Sight``)."""
+    blind = sorted(set(self.pattern) - set(SIGHTED_KINDS))
+    names = ("loop", "second_pass", "exact_chunk", "record_max_scores")
+    if blind or any(getattr(self, name) for name in names):
+      raise ValueError(
+        f"model.pattern={self.pattern!r}; what tokens see can be chosen in blocks of "
+        f"{SIGHTED_KINDS!r} alone, with none of {', '.join(names)}."
+      )
 
   @property
   def residual_scale(self) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from agentjax.models.chunks import map_time
 from agentjax.models.config import ModelConfig
 from agentjax.models.linear import linear_gradients, precision
 from agentjax.models.spec import ParamSpec, Weight
@@ -137,26 +137,6 @@ def _score_chunks(
     return first, second, third
   # A loop holds one gradient of the weight; unrolled, there may be as many as chunks.
   return map_time(lambda given: one(*given), given, size)
-
-
-def map_time(
-  function: Callable[[tuple[Array, ...]], Any], given: Sequence[Array], size: int
-) -> Any:
-  """``function`` of arrays [B, size, ...] of ``given`` [B, T, ...], one chunk after the other.
-
-  The last chunk is padded with zeros. Results are a pytree of arrays [B, T, ...].
-  """
-  batch, time = given[0].shape[:2]
-  count = -(-time // size)
-
-  def cut(x: Array) -> Array:
-    padded = jnp.pad(x, [(0, 0), (0, count * size - time)] + [(0, 0)] * (x.ndim - 2))
-    return jnp.moveaxis(padded.reshape(batch, count, size, *x.shape[2:]), 1, 0)
-
-  def join(x: Array) -> Array:
-    return jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :time]
-
-  return jax.tree.map(join, jax.lax.map(function, tuple(cut(x) for x in given)))
 
 
 def value_specs(config: ModelConfig) -> ValueHead:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from agentjax.models.attend import attend, attend_cache, attend_chunk, max_scores
+from agentjax.models.attend import Sight, attend, attend_cache, attend_chunk, max_scores
 from agentjax.models.attention import rope_frequencies, rope_scaling, rotate, step_of
 from agentjax.models.config import MlaConfig, ModelConfig
 from agentjax.models.linear import down_heads, linear, up_heads
@@ -103,6 +103,7 @@ def mla(
   *,
   segment_ids: Int[Array, "batch time"],
   positions: Int[Array, "batch time"],
+  sight: Sight | None = None,
 ) -> tuple[Float[Array, "batch time embed"], Float[Array, " heads"] | None]:
   """Attention with ``k_h = [W_uk,h c | rope(W_kr x)]`` and ``v_h = W_uv,h c``, for training.
 
@@ -126,7 +127,8 @@ def mla(
     "block": config.attention_block,
   }
   top = max_scores(query, key, **how) if config.record_max_scores else None
-  return _output(params, attend(query, key, _up(latent, params.value_up), **how)), top
+  out = attend(query, key, _up(latent, params.value_up), **how, sight=sight)
+  return _output(params, out), top
 
 
 def mla_extend(
@@ -138,6 +140,7 @@ def mla_extend(
   rows: Int[Array, " rows"] | None,
   positions: Int[Array, "rows time"],
   counts: Int[Array, " rows"] | Bool[Array, " rows"],
+  sees: Int[Array, "rows time"] | None = None,
 ) -> tuple[Float[Array, "rows time embed"], LatentCache]:
   """Appends ``counts[r]`` tokens to slot ``rows[r]`` and attends over all the slot holds.
 
@@ -146,12 +149,13 @@ def mla_extend(
       slot r.
     positions: place of each token in its slot.
     counts: tokens of each row that are not right padding.
+    sees: last place of the slot that each token sees; None is its own.
   """
   query, kept = _absorb(params, x, config, positions)
   real = jnp.arange(x.shape[1]) < counts[:, None]
   place = jnp.where(real, positions, cache.latents.shape[1])
   latents = write_places(cache.latents, rows, place, kept)
-  return _read(params, query, latents, config, positions, counts, rows), LatentCache(latents)
+  return _read(params, query, latents, config, positions, counts, rows, sees), LatentCache(latents)
 
 
 mla_step = step_of(mla_extend)
@@ -255,20 +259,21 @@ def _read(
   config: ModelConfig,
   positions: Array,
   counts: Array,
-  rows: Array | None = None,
+  rows: Array | None,
+  sees: Array | None,
 ) -> Array:
   """``W_o W_uv sum_s p_s c_s`` over what slots hold [slots, length, width]."""
   read = attend_cache(
     query,
     reshaped(latents, lambda v: v[:, None]),
     None,
-    positions=positions,
+    positions=positions if sees is None else sees,
     scale=_scale(config),
     rows=rows,
     counts=counts,
     value_width=params.value_up.shape[0],
     rotary=_rotary(config),
-    kernels=config.kernels,
+    kernels=config.kernels if sees is None else None,
   )
   return _lift(params, read)
 

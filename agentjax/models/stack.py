@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from agentjax.config import check
+from agentjax.models.attend import Sight
 from agentjax.models.blocks import KINDS, BlockKind, BlockReport, Rows, StreamKind
 from agentjax.models.config import ModelConfig, MtpConfig
 from agentjax.models.linear import LINEAR
@@ -226,6 +227,8 @@ def forward(
   depths: Int[Array, "batch time"] | None = None,
   anchors: Float[Array, "blocks batch time embed"] | None = None,
   captured: Int[Array, "batch places"] | None = None,
+  sight: Sight | None = None,
+  embedded: Float[Array, "batch time embed"] | None = None,
 ) -> ForwardOutput:
   """Hidden states of packed rows, for training and scoring.
 
@@ -242,9 +245,12 @@ def forward(
     anchors: the stream after every block from another computation of the same function. It replaces
       the block's own result and gets its gradient (see ``anchored``).
     captured: places in their rows at which the stream after every block is wanted.
+    sight: what tokens see; None is themselves and those before them.
+    embedded: takes the place of the embeddings of ``token_ids``.
 
   Raises:
-    ValueError: depths for a model without a looped core; captured for one whose blocks run twice.
+    ValueError: depths for a model without a looped core; captured for one whose blocks run twice;
+      sight for one of which ``config.check_sight`` says so.
   """
   passes = pass_kind(config)
   if captured is not None and passes is not None:
@@ -252,11 +258,13 @@ def forward(
       "captured asks for the stream after each block, and blocks of this model run more than once; "
       "allowed: a model without config.loop and config.second_pass."
     )
+  if sight is not None:
+    config.check_sight()
   if depths is not None and (passes is None or passes.sample_depths is None):
     raise ValueError("depths were given, but nothing loops: set config.loop, or leave them out.")
-  x, per_layer = open_stream(params, config, token_ids)
+  x, per_layer = open_stream(params, config, token_ids, embedded)
   x = _pin(x, config)
-  rows = Rows(segment_ids, positions, captured)
+  rows = Rows(segment_ids, positions, captured, sight)
   given = given_to_blocks(config, experts, per_layer)
   if anchors is not None:
     given = tuple(_Given(*pair) for pair in zip(given, anchors, strict=True))
@@ -300,14 +308,18 @@ def stream_kind(config: ModelConfig) -> StreamKind | None:
 
 
 def open_stream(
-  params: Params | DecodeParams, config: ModelConfig, token_ids: Int[Array, "*lead"]
+  params: Params | DecodeParams,
+  config: ModelConfig,
+  token_ids: Int[Array, "*lead"],
+  embedded: Float[Array, "*lead embed"] | None = None,
 ) -> tuple[Any, Array | None]:
   """The stream that the first block reads, and the inputs of all blocks [*lead, blocks, per_layer].
 
   The stream is [*lead, embed] in the compute dtype, or what ``StreamKind.open`` gives; inputs are
-  None in models that have none.
+  None in models that have none. ``embedded`` takes the place of the embeddings.
   """
-  x, stream = _embed(params.embedding.astype(config.dtype), token_ids), stream_kind(config)
+  table, stream = params.embedding.astype(config.dtype), stream_kind(config)
+  x = _embed(table, token_ids) if embedded is None else embedded.astype(config.dtype)
   return (x, None) if stream is None else stream.open(x, params.per_layer, config, token_ids)
 
 

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from agentjax.models.chunks import map_time
 from agentjax.models.config import ModelConfig
-from agentjax.models.heads import map_time, output_logits, output_weight
+from agentjax.models.heads import output_logits, output_weight
 from agentjax.models.linear import precision
 from agentjax.models.stack import DecodeParams, Params
 

@@ -33,7 +33,7 @@ def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:
     rows=stage.microbatch_rows,
     pad_id=parts.tokenizer.pad_id,
     expected=-(-expected // stage.minibatches),
-    align=max(1, parts.model.exact_chunk),
+    align=max(parts.experiment.likelihood.align, parts.model.exact_chunk),
   )
   return SignalTools(
     parts.model,

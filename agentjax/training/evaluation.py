@@ -50,7 +50,7 @@ from agentjax.trajectory.record import POLICY
 
 def build_engine(parts: Parts, policies: int = 1) -> Engine:
   """A sampling engine of a run; it draws no id that the tokenizer does not have."""
-  return Engine(
+  return parts.experiment.likelihood.engine(
     parts.model,
     parts.experiment.sampling_engine,
     decode=parts.tokenizer.decode,

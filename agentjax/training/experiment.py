@@ -49,6 +49,7 @@ from agentjax.training.alternation import AlternateConfig
 from agentjax.training.auxiliary import AuxiliaryConfig
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.diagnostics import DiagnosticsConfig
+from agentjax.training.likelihood import LikelihoodConfig
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.pass_config import PassesConfig
 from agentjax.training.pretrained import pretrained_model
@@ -435,6 +436,8 @@ class Experiment(Config):
       template) whose model is trained; needs ``tokenizer.kind`` "huggingface".
     start_from: checkpoint directory of an earlier run whose networks are taken over; the earlier
       run had the same model, tokenizer and ``pretrained``.
+    likelihood: how tokens are scored and drawn, from left to right or otherwise, such as
+      ``agentjax.recipes.dmax:DMaxConfig``.
   """
 
   name: str = "run"
@@ -462,6 +465,7 @@ class Experiment(Config):
   lora: LoraConfig | None = None
   pretrained: FilePath | None = None
   start_from: FilePath | None = None
+  likelihood: LikelihoodConfig = dataclasses.field(default_factory=LikelihoodConfig)
 
   @property
   def sampling_engine(self) -> EngineConfig:
@@ -514,6 +518,7 @@ class Experiment(Config):
     self._validate_environment(path)
     self._validate_lengths(path)
     self._validate_mesh(path)
+    self.likelihood.check_run(self, f"{path}.likelihood")
 
   def _validate_pretrained(self, path: str) -> None:
     require = self.requirements(path)

@@ -21,6 +21,7 @@ from agentjax.sharding import make_mesh, row_multiple, time_multiple
 from agentjax.signals.build import SignalBuilder, signal_tools
 from agentjax.signals.signal import (
   BatchContext,
+  ForUpdate,
   Signal,
   StepContext,
   get_states,
@@ -29,6 +30,7 @@ from agentjax.signals.signal import (
 from agentjax.training.alternation import learners
 from agentjax.training.build import Parts
 from agentjax.training.experiment import PhaseConfig, check_model_features
+from agentjax.training.likelihood import noise_of
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
 from agentjax.training.nonfinite import PREFIX, first_nonfinite
 from agentjax.training.passes import Ready, join_for_update, make_ready, run_update
@@ -103,8 +105,9 @@ class Learner(TrainStates):
     self.scheduled = ScheduledNumbers(experiment)
     self._rows = MeshRows(mesh, stage.microbatch_rows)
     self._pack = tools.pack
-    self.score = make_scorer(parts.model, tools.temperature, self._rows)
-    settings = update_settings(stage, self._lora, temperature=tools.temperature)
+    score = experiment.likelihood.episodes(parts.model, parts.chat)
+    self.score = make_scorer(parts.model, tools.temperature, self._rows, score)
+    settings = update_settings(stage, self._lora, tools.temperature, score)
 
     def update(name: str, phase: PhaseConfig, own: Objective) -> Update:
       ours = dataclasses.replace(
@@ -301,7 +304,10 @@ class Learner(TrainStates):
         learnt = signal.learn(context, state.networks, batch, prepared)
         state = with_networks(state, learnt.networks)
         metrics |= learnt.metrics
-      given, more = join_for_update([s.for_update(context, prepared) for s in phase.signals])
+      asked = [s.for_update(context, prepared) for s in phase.signals]
+      if not phase.in_order:
+        asked.append(ForUpdate({"noise": noise_of(batch.weights)}))
+      given, more = join_for_update(asked)
       metrics |= {f"{own.prefix}{k}": v for k, v in found.items()} | more
       scaled = prepared if factor == 1 else prepared.scaled(factor)
       ready.append(make_ready(self._rows, batch, scaled, given, numbers=numbers))

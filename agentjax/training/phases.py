@@ -32,6 +32,7 @@ from agentjax.signals.signal import Signal
 from agentjax.training.alternation import learners
 from agentjax.training.auxiliary import AuxiliaryConfig
 from agentjax.training.experiment import Experiment, PhaseConfig, RLStage, SupervisedStage
+from agentjax.training.likelihood import ScoreTokens
 from agentjax.training.pass_config import PlannedPass
 from agentjax.training.rows import MeshRows
 from agentjax.training.update import Update, UpdateSettings
@@ -62,18 +63,21 @@ class Phase(NamedTuple):
     path: of the objective in the config, for messages.
     signals: in the order in which they run.
     passes: one after the other; each runs all epochs.
+    in_order: see ``LikelihoodConfig``.
   """
 
   config: PhaseConfig
   path: str
   signals: tuple[Signal, ...]
   passes: tuple[Pass, ...]
+  in_order: bool = True
 
   @property
   def compared(self) -> bool:
     """Whether sampler and trainer can be compared: tokens are trained on in the context in which
     they were sampled."""
-    return self.config.context == "episode" and self.config.objective.preference is None
+    alike = self.config.context == "episode" and self.config.objective.preference is None
+    return alike and self.in_order
 
   def check(self, batch: Batch) -> None:
     """Refuses rewards that the objective cannot learn from; ``batch`` is on the host.
@@ -106,12 +110,15 @@ def optimizer_steps(experiment: Experiment, policy: str = POLICY) -> int:
 
 
 def update_settings(
-  stage: SupervisedStage | RLStage, lora: LoraConfig | None, temperature: float = 1.0
+  stage: SupervisedStage | RLStage,
+  lora: LoraConfig | None,
+  temperature: float = 1.0,
+  score: ScoreTokens | None = None,
 ) -> UpdateSettings:
   """The settings of ``make_update`` from those of a stage."""
   names = [field.name for field in dataclasses.fields(AuxiliaryConfig)]
   beside = {name: getattr(stage, name) for name in names}
-  return UpdateSettings(**beside, temperature=temperature, lora=lora)
+  return UpdateSettings(**beside, temperature=temperature, lora=lora, score=score)
 
 
 def compile_phases(
@@ -151,7 +158,7 @@ def compile_phases(
       prepared, loss = _pass_functions(plan, phase.objective, i)
       updated = update(phase, own if phase.passes is None else loss)
       passes.append(Pass(one.prefix, _on_mesh(prepared, rows), updated))
-    result.append(Phase(phase, path, found, tuple(passes)))
+    result.append(Phase(phase, path, found, tuple(passes), experiment.likelihood.in_order))
   return result
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from agentjax.models import ModelConfig
 from agentjax.sharding import batch_sharding, replicated, split_rows
+from agentjax.training.likelihood import ScoreTokens, noise_of
 from agentjax.training.state import Weights
 from agentjax.training.update import make_score
 from agentjax.trajectory.batch import Batch
@@ -70,7 +71,7 @@ def _used(segment_ids: Array, rows: int) -> Array:
 
 
 def make_scorer(
-  model: ModelConfig, temperature: float, rows: MeshRows
+  model: ModelConfig, temperature: float, rows: MeshRows, own: ScoreTokens | None = None
 ) -> Callable[[Weights, Batch], tuple[Array, Array]]:
   """Builds ``score(networks, batch) -> (log-probs, values)``, [B, T] on the mesh; see make_score.
 
@@ -78,15 +79,17 @@ def make_scorer(
     model: the policy.
     temperature: divides logits.
     rows: how batches are cut.
+    own: see ``make_score``.
   """
-  score = make_score(model, temperature)
+  score = make_score(model, temperature, own)
 
   def scored(networks: Weights, batch: Batch) -> tuple[Array, Array]:
     tokens = (batch.token_ids, batch.segment_ids, batch.positions, batch.columns.get("experts"))
+    noise = () if own is None else (noise_of(batch.weights),)
     count = rows.used(batch.segment_ids)
     with jax.set_mesh(rows.mesh):
-      ids, segments, positions, experts = rows.split(tokens)
-      log_probs, values = score(networks, ids, segments, positions, experts, count)
+      *given, experts = rows.split(tokens)
+      log_probs, values = score(networks, *given, experts, count, *rows.split(noise))
     return rows.join(log_probs), rows.join(values)
 
   return scored

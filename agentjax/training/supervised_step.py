@@ -18,6 +18,7 @@ from agentjax.signals.teacher import kept_places
 from agentjax.training import processes
 from agentjax.training.build import Parts
 from agentjax.training.demonstrations import demonstration_trajectory
+from agentjax.training.likelihood import noise_of
 from agentjax.training.packs import pack_rows
 from agentjax.training.passes import make_ready, run_update
 from agentjax.training.phases import update_settings
@@ -43,12 +44,14 @@ class SupervisedSteps:
     settings = parts.experiment.supervised
     self._parts, self._states, self._settings = parts, states, settings
     self._rows = MeshRows(states.mesh, settings.microbatch_rows)
+    own = parts.experiment.likelihood.demonstrations(parts.model, parts.chat)
+    self._noise = None if own is None else jax.jit(noise_of, out_shardings=self._rows.whole)
     self._update = make_update(
       # Nothing is sampled, so log-probs are not compared.
       dataclasses.replace(parts.model, exact_chunk=0),
       states.optimizers["supervised"],
       supervised_objective,
-      update_settings(settings, parts.experiment.lora),
+      update_settings(settings, parts.experiment.lora, score=own),
       states.specs["supervised"].placed,
     )
     self._prepare = jax.jit(
@@ -75,14 +78,15 @@ class SupervisedSteps:
     if self._depths is not None:
       # Reinforcement learning uses the depth of sampling.
       depths = self._depths(state.step, batch.segment_ids)
-    given = None
+    given: dict[str, Any] = {}
+    if self._noise is not None:
+      given["noise"] = self._noise(batch.weights, state.step + 1)
     if self._settings.token_sets is not None:
       if self._token_sets is None:
         self._token_sets = self._settings.token_sets.build(self._tools())
       kept = kept_places(np.asarray(packed.weights), time_multiple(self._states.mesh))
-      sets = self._token_sets.at(tasks, packed, kept)
-      given = ForUpdate({"kept": kept, "sets": sets})
-    ready = make_ready(self._rows, batch, prepared, given, depths)
+      given |= {"kept": kept, "sets": self._token_sets.at(tasks, packed, kept)}
+    ready = make_ready(self._rows, batch, prepared, ForUpdate(given), depths)
     state, values, _ = run_update(self._update, state, ready, self._states.mesh)
     return counted(state), values
 
@@ -94,6 +98,7 @@ class SupervisedSteps:
       rows=settings.microbatch_rows,
       pad_id=self._parts.tokenizer.pad_id,
       expected=settings.tasks_per_step,
+      align=self._parts.experiment.likelihood.align,
     )
 
   def _tools(self) -> TokenSetTools:

@@ -31,6 +31,7 @@ from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.objective import Objective, Prepared
 from agentjax.signals.teacher import TeacherHead, TeacherTargets, teacher_divergences
 from agentjax.training.auxiliary import AuxiliaryConfig, WholeBatch, auxiliary_losses, count_batch
+from agentjax.training.likelihood import ScoreTokens
 from agentjax.training.nonfinite import count_nonfinite
 from agentjax.training.optimizer import bad_steps, scale_masters
 from agentjax.training.state import Network, TrainState, Weights, full_policy
@@ -47,6 +48,7 @@ class UpdateBatch:
   are the iterations of a looped core (``models.PassKind``); None is its fixed depth. ``kept``
   are the places of the tokens that are scored (``score_tokens``); None scores all. ``teacher`` is
   what a teacher says of those; with ``sets`` the softmax of those runs over these tokens alone.
+  ``noise`` is what ``UpdateSettings.score`` takes.
   """
 
   token_ids: Array
@@ -57,6 +59,7 @@ class UpdateBatch:
   kept: Array | None = None
   teacher: TeacherTargets | None = None
   sets: TokenSets | None = None
+  noise: Array | None = None
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -68,16 +71,18 @@ class UpdateSettings(AuxiliaryConfig):
     lora: adapters are trained, on ``TrainState.reference``.
     distillation: which divergence from ``UpdateBatch.teacher``.
     only_values: the value head is trained, and nothing of the policy changes.
+    score: scores tokens (``LikelihoodConfig``); None is ``score_tokens``.
   """
 
   temperature: float = 1.0
   lora: LoraConfig | None = None
   distillation: DistillationConfig | None = None
   only_values: bool = False
+  score: ScoreTokens | None = None
 
 
 Update = Callable[..., tuple[TrainState, dict[str, Array], Array]]
-Score = Callable[[Weights, Array, Array, Array, Array | None, Array], tuple[Array, Array]]
+Score = Callable[..., tuple[Array, Array]]
 
 
 def micro_rows(needed: int, rows: int) -> int:
@@ -244,17 +249,18 @@ class _UpdateParts:
     if settings.only_values:
       networks = dataclasses.replace(networks, policy=jax.lax.stop_gradient(networks.policy))
     policy = full_policy(networks, reference, settings.lora)
-    scores = score_tokens(
+    given: dict[str, Any] = {"noise": batch.noise}
+    if settings.score is None:
+      given = {name: getattr(batch, name) for name in ("depths", "kept", "sets")}
+      given["experts"] = replayed(batch.experts)
+    scores = (settings.score or score_tokens)(
       policy,
       self.config,
       batch.token_ids,
       fixed.segment_ids,
       batch.positions,
       temperature=settings.temperature,
-      experts=replayed(batch.experts),
-      depths=batch.depths,
-      kept=batch.kept,
-      sets=batch.sets,
+      **given,
     )
     divergences = self._divergences(policy, scores, batch, head)
     predicted = None
@@ -333,12 +339,13 @@ class _UpdateParts:
     return Network(dataclasses.replace(network.weights, policy=moved), network.opt_state)
 
 
-def make_score(config: ModelConfig, temperature: float) -> Score:
+def make_score(config: ModelConfig, temperature: float, own: ScoreTokens | None = None) -> Score:
   """Builds ``score(networks, token_ids, segment_ids, positions, experts, count)``.
 
   Arguments and results, log-probs and values, are [M, rows, T], of which the first ``count`` are
   used; ``experts`` as in ``UpdateBatch``. The forward pass of the update without its gradient:
-  log-probs of the old or the reference policy, and old values (0 without a value head).
+  log-probs of the old or the reference policy, and old values (0 without a value head). With
+  ``own``, as ``UpdateSettings.score``, a seventh argument is its noise.
   """
 
   def score(
@@ -348,14 +355,16 @@ def make_score(config: ModelConfig, temperature: float) -> Score:
     positions: Array,
     experts: Array | None,
     count: Array,
+    noise: Array | None = None,
   ):
     def body(i: Array, carry):
-      scores = score_tokens(
+      given = {"noise": _take(noise, i)} if own else {"experts": replayed(_take(experts, i))}
+      scores = (own or score_tokens)(
         networks.policy,
         config,
         *_take((token_ids, segment_ids, positions), i),
         temperature=temperature,
-        experts=replayed(_take(experts, i)),
+        **given,
       )
       results = [scores.log_probs, jnp.zeros_like(scores.log_probs)]
       if networks.value is not None:

@@ -355,8 +355,12 @@ def gemma_extend(
   rows: Int[Array, " rows"] | None,
   positions: Int[Array, "rows time"],
   counts: Int[Array, " rows"] | Bool[Array, " rows"],
+  sees: None = None,
 ) -> tuple[Float[Array, "rows time embed"], KVCache]:
-  """The same over slots (see ``attention_extend``); a reading layer gets the lender's cache."""
+  """The same over slots (see ``attention_extend``); a reading layer gets the lender's cache.
+
+  Whoever asks for ``sees`` is refused by ``ModelConfig.check_sight``.
+  """
   heads = _heads(config, layer)
   query = _query(params, x, config, heads, positions)
   if not layer.reads:

@@ -204,7 +204,8 @@ def _second_extend(
 ):
   inputs = rms_norm(x, params.norm, config.norm_eps)
   query, key, value = project_heads(params.mixer, inputs, config, appended.positions)
-  second = append_rows(entry.second, key, value, **appended._asdict())
+  where = {"rows": appended.rows, "positions": appended.positions, "counts": appended.counts}
+  second = append_rows(entry.second, key, value, **where)
   out = _mix_cached(
     given, query, entry.first, second, appended.positions, config, appended.counts, appended.rows
   )
