@@ -95,7 +95,8 @@ class LinearSchedule(Schedule):
 
   def number(self, step: int, state: Any) -> float:
     share = self._share(min(max(step - self.wait, 0) / self.steps, 1.0))
-    return (1 - share) * self.start + share * self.end
+    low, high = self.bounds()  # rounding may pass them
+    return min(max((1 - share) * self.start + share * self.end, low), high)
 
   def _share(self, done: float) -> float:
     return done

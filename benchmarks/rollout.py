@@ -56,7 +56,7 @@ from agentjax.engine import (
   address_key,
 )
 from agentjax.objectives.objective import policy_objective
-from agentjax.rewards import Part, RewardConfig, RewardGraph
+from agentjax.rewards import Formula, RewardConfig, RewardGraph
 from agentjax.rollout import RolloutConfig, collect
 from agentjax.rollout.program import Player
 from agentjax.text import ByteTokenizer
@@ -603,7 +603,7 @@ class NoContext:
     pass
 
 
-REWARDS = RewardGraph({"one": lambda trajectory, task: 1.0}, Part("one"))
+REWARDS = RewardGraph({"one": lambda trajectory, task: 1.0}, Formula("one"))
 
 
 def _host(engine: Any, environments: int, turns: int, **settings: Any) -> tuple[Timing, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -27,6 +27,10 @@ class LikelihoodConfig(Choice):
   """How tokens are scored in updates, and how they are drawn. This base is from left to right."""
 
   group = "agentjax.likelihoods"
+
+  @classmethod
+  def built_in(cls) -> Mapping[str, str]:
+    return {"left_to_right": "agentjax.training.likelihood:LikelihoodConfig"}
 
   @property
   def in_order(self) -> bool:

@@ -55,8 +55,8 @@ def params(untouched) -> models.Params:
 def laid_out(engine: SlotEngine) -> models.MtpCache:
   """What the heads keep of every slot."""
   programs = engine.programs
-  read = jax.jit(lambda state, table: programs._laid_out(programs._with_table(state, table)))
-  return jax.device_get(read(engine._state, engine._table.copy())).mtp_cache
+  read = jax.jit(lambda state, tables: programs._laid_out(programs._with_tables(state, tables)))
+  return jax.device_get(read(engine._state, engine._entries.copy())).mtp_cache
 
 
 @pytest.fixture

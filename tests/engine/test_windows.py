@@ -166,7 +166,7 @@ def test_a_slot_holds_the_pages_of_its_window():
   engine.place(snapshot, [0, 2])
   plan = engine.idle_plan()
   for step in range(12):
-    plan.budget[:3], plan.temperature[:3] = 4, 1.0
+    plan.budget[:3], plan.filters.temperature[:3] = 4, 1.0
     plan.key_data[:3], plan.token_index[:] = (5, 6), 4 * step
     chunk = engine.decode(plan)
     for slot in (1, 2):
@@ -250,7 +250,9 @@ def test_64_long_contexts_take_the_memory_of_their_windows():
 
     async def one(engine, i: int):
       context = await engine.open_ids((np.arange(length - 8) * (i + 3) + i) % 48)
-      return await context.generate(SampleRequest((i, 1), 8))
+      sample = await context.generate(SampleRequest((i, 1), 8))
+      context.close()
+      return sample
 
     async def main(engine):
       return await asyncio.gather(*(one(engine, i) for i in which))

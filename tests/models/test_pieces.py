@@ -115,8 +115,11 @@ def test_one_layer_on_pieces_computes_what_it_computes_on_all_tokens(name, order
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, other)
 
 
-def masked_attend(query, key, value, *, segment_ids, scale, block, window=None, kernels=None):
+def masked_attend(
+  query, key, value, *, segment_ids, scale, block, window=None, kernels=None, sight=None
+):
   """Dense; the segment with the highest number sees all before it as well."""
+  assert sight is None
   del block, kernels
   at = jnp.arange(query.shape[1])
   back = at[:, None] - at
