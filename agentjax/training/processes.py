@@ -53,6 +53,11 @@ def share(items: Sequence[T]) -> list[T]:
   return list(items[jax.process_index() :: jax.process_count()])
 
 
+def _store() -> Any:
+  """The keys and values of all processes; None where it is alone."""
+  return distributed.global_state.client
+
+
 def wait(name: str) -> None:
   """Returns when every process is here.
 
@@ -63,11 +68,11 @@ def wait(name: str) -> None:
   """
   if jax.process_count() == 1:
     return
-  store, number, pause = distributed.global_state.client, next(_borders), 0.001
+  store, number, pause = _store(), next(_borders), 0.001
   store.key_value_set(f"{_BORDERS}{number}/{jax.process_index()}", name)
   while True:
     found = dict(store.key_value_dir_get(_BORDERS))
-    names = [name for key, name in found.items() if key.startswith(f"{_BORDERS}{number}/")]
+    names = [at for key, at in found.items() if key.startswith(f"{_BORDERS}{number}/")]
     if len(names) == jax.process_count():
       break
     if _FAILED in found:
@@ -101,7 +106,7 @@ class Call:
   def __init__(self, on_call: Callable[[], None]):
     self._on_call, self._key = on_call, f"agentjax/call/{next(_calls)}"
     self._closed = threading.Event()
-    self._store: Any = distributed.global_state.client
+    self._store = _store()
     if jax.process_count() > 1:
       threading.Thread(target=self._listen, daemon=True, name="call").start()
 
@@ -149,7 +154,7 @@ def failing_together() -> Iterator[None]:
     if jax.process_count() == 1:
       raise
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first is gone, and the keys with it
-      distributed.global_state.client.key_value_set(_FAILED, "", allow_overwrite=True)
+      _store().key_value_set(_FAILED, "", allow_overwrite=True)
     if not failed_together(error):
       ours = type(error).__module__.startswith("agentjax")
       atexit.register(_leave, 2 if ours else 1)  # as ``agentjax.command`` ends
