@@ -32,6 +32,16 @@ class Home:
       return jax.device_put(tree, self.sharding(jax.P()))
     return jax.device_put(tree, jax.tree.map(self.sharding, spec, is_leaf=_is_spec))
 
+  def on(self, devices: Sequence[jax.Device]) -> Home:
+    """A home like this one on other devices, as many."""
+    if self.mesh is None:
+      return Home(tuple(devices))
+    own = self.mesh
+    places = np.array(devices).reshape(own.devices.shape)
+    return Home(
+      tuple(devices), jax.sharding.Mesh(places, own.axis_names, axis_types=own.axis_types)
+    )
+
   def sharding(self, spec: jax.P) -> jax.sharding.Sharding:
     """The sharding of an array with this spec."""
     if self.mesh is None:

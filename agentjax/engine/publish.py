@@ -7,8 +7,8 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,10 +43,10 @@ class Publisher:
   sent with, only the adapters are sent. Several policies with adapters share the weights; a policy
   that was not published yet has adapters of zero.
 
-  If the lanes of all processes live on the devices that train, each on its own, one compiled
-  program moves all weights; a large model takes a few programs in turn. ``jax.device_put`` sends
-  lanes on other devices their shards. No device ever holds more of the model than its part in
-  either layout.
+  One compiled program lays all weights out for lanes; a large model takes a few programs in turn.
+  If the lanes of all processes live on the devices that train, the weights are where they belong.
+  Else ``jax.device_put`` sends them on, one call a program and lane, shard to shard. No device ever
+  holds more of the model than its part in either layout.
 
   Args:
     programs: of each home; all meshes have one shape.
@@ -138,26 +138,21 @@ class Publisher:
     self, leaves: Sequence[jax.Array], specs: Sequence[jax.P]
   ) -> dict[Home, list[jax.Array]]:
     training = leaves[0].sharding.device_set
-    everywhere = lanes_everywhere(self._homes, [d for d in jax.devices() if d in training])
-    if everywhere is not None:
-      targets = [jax.sharding.NamedSharding(everywhere, spec) for spec in specs]
-      moved: list[jax.Array] = []
-      for part in portions(leaves, everywhere.size):
-        moved += in_order(_reshard(leaves[part], targets[part]))
-      return {home: _part(moved, home, specs) for home in self._homes}
-    if all(leaf.is_fully_addressable for leaf in leaves):
+    if len(training) == 1:
       return {
         home: jax.device_put(list(leaves), [home.sharding(spec) for spec in specs])
         for home in self._homes
       }
+    route = find_route(self._homes, [d for d in jax.devices() if d in training])
+    targets = [jax.sharding.NamedSharding(route.mesh, spec) for spec in specs]
     copies: dict[Home, list[jax.Array]] = {home: [] for home in self._homes}
-    for leaf, spec in zip(leaves, specs, strict=True):
-      if not leaf.is_fully_addressable:
-        # One array after the other: training devices have no room for all of them whole.
-        assert isinstance(leaf.sharding, jax.sharding.NamedSharding)
-        leaf = in_order(_gather(leaf.sharding.mesh)(leaf)).addressable_shards[0].data
-      for home, copy in copies.items():
-        copy.append(jax.device_put(leaf, home.sharding(spec)))
+    for part in portions(leaves, route.width):
+      moved = in_order(_reshard(leaves[part], targets[part]))
+      laid = [_part(moved, block, specs[part]) for block in route.blocks]
+      for i, (home, copy) in enumerate(copies.items()):
+        copy += jax.device_put(laid[i % len(laid)], [home.sharding(s) for s in specs[part]])
+      if not route.direct:  # the next part needs the room
+        jax.block_until_ready(list(copies.values()))
     return copies
 
   def _verify(self, sent: Sequence[jax.Array], copies: dict[Home, list[jax.Array]]) -> None:
@@ -172,28 +167,48 @@ class Publisher:
         )
 
 
-def lanes_everywhere(
-  homes: Sequence[Home], training: Sequence[jax.Device]
-) -> jax.sharding.Mesh | None:
-  """All lanes of all processes as one mesh; None if they are not the devices that train.
+class Route(NamedTuple):
+  """How weights get from the devices that train to the lanes.
+
+  A program lays them out on the devices that train, as blocks of these would need them if they were
+  lanes. From there every device of a lane gets the part of one device as it is.
+
+  Attributes:
+    mesh: all devices that train, block by block.
+    blocks: of this process.
+    direct: whether its blocks are its lanes.
+    width: devices among which what moves at once is divided.
+  """
+
+  mesh: jax.sharding.Mesh
+  blocks: Sequence[Home]
+  direct: bool
+  width: int
+
+
+def find_route(homes: Sequence[Home], training: Sequence[jax.Device]) -> Route:
+  """The way of weights to lanes.
 
   Args:
     homes: of this process; other processes have the like.
-    training: in the order of ``jax.devices()``.
+    training: of all processes, in the order of ``jax.devices()``.
   """
   own = [device for home in homes for device in home.devices]
-  if len(training) == 1 or len(set(own)) < len(own):
-    return None
   by_process: dict[int, list[jax.Device]] = {}
   for device in training:
     by_process.setdefault(device.process_index, []).append(device)
   here = by_process.get(own[0].process_index, [])
-  if set(here) != set(own) or len({len(v) for v in by_process.values()}) > 1:
-    return None
-  places = {device: i for i, device in enumerate(here)}
-  order = [places[device] for device in own]
-  devices = [part[i] for _, part in sorted(by_process.items()) for i in order]
-  return lanes_mesh(homes[0], devices)
+  parts = [part for _, part in sorted(by_process.items())]
+  if set(here) == set(own) and len({len(part) for part in parts}) == 1:
+    places = {device: i for i, device in enumerate(here)}
+    order = [places[device] for device in own]
+    mesh = lanes_mesh(homes[0], [part[i] for part in parts for i in order])
+    return Route(mesh, homes, True, mesh.size)
+  like, size = homes[0], len(homes[0].devices)
+  if any(len(part) % size for part in parts):  # then each device has arrays whole, for a while
+    like, size = Home((here[0],)), 1
+  blocks = [like.on(here[i : i + size]) for i in range(0, len(here), size)]
+  return Route(lanes_mesh(like, [d for part in parts for d in part]), blocks, False, size)
 
 
 def portions(arrays: Sequence[Any], devices: int) -> list[slice]:
@@ -261,13 +276,6 @@ def _split_most(
 def _axes(entry: Any) -> tuple[str, ...]:
   """Mesh axes of an entry of a spec."""
   return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-
-
-@functools.cache
-def _gather(mesh: jax.sharding.Mesh) -> Callable[[jax.Array], jax.Array]:
-  """Makes an array whole on every device; compiled once for each shape and sharding."""
-  everywhere = jax.sharding.NamedSharding(mesh, jax.P())
-  return jax.jit(lambda value: value, out_shardings=everywhere)
 
 
 def _part(moved: Sequence[jax.Array], home: Home, specs: Sequence[jax.P]) -> list[jax.Array]:

@@ -19,7 +19,7 @@ from agentjax.config import ConfigError
 from agentjax.engine import EngineConfig
 from agentjax.engine.home import Home, make_homes
 from agentjax.engine.programs import Programs, programs_of_lane
-from agentjax.engine.publish import lanes_everywhere, portions, reordered, reshard_program
+from agentjax.engine.publish import find_route, portions, reordered, reshard_program
 from agentjax.models.lora import adapt, lora_specs, split_adapters
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import abstract_prepared
@@ -235,8 +235,8 @@ def plan_publishing(
 ) -> dict[str, Plan]:
   """Plans what gives lanes new weights: "cast" on the devices that train, "publish" to the lanes.
 
-  "publish" exists if all lanes live on the devices that train; ``jax.device_put`` sends others the
-  weights.
+  "publish" lays them out on the devices that train, if these are several. Lanes on other devices
+  are then sent their parts.
 
   Args:
     experiment, devices, capacity: as of ``plan_training``.
@@ -248,24 +248,24 @@ def plan_publishing(
   policy = training.policy(experiment)
   name = "parameters" if experiment.lora is None else "parameters and adapters in one"
   cast = _compile(programs.prepare, (policy,), {name: policy}, engine.slots, capacity)
-  everywhere = lanes_everywhere(homes, placement.training)
-  if everywhere is None or cast.results is None:
+  if len(placement.training) == 1 or cast.results is None:
     return {"cast": cast}
+  route = find_route(homes, placement.training)
   shapes = jax.tree.leaves(jax.eval_shape(programs.prepare, policy))
   sources = jax.tree.leaves(cast.results)
   specs = jax.tree.leaves(programs.params_spec, is_leaf=lambda v: isinstance(v, jax.P))
-  targets = [jax.sharding.NamedSharding(everywhere, s) for s in specs or [jax.P()] * len(shapes)]
-  given = _placed(shapes, [reordered(source, everywhere) for source in sources])
+  targets = [jax.sharding.NamedSharding(route.mesh, s) for s in specs or [jax.P()] * len(shapes)]
+  given = _placed(shapes, [reordered(source, route.mesh) for source in sources])
   plans, beside = [], []
-  for part in portions(shapes, everywhere.size):
+  for part in portions(shapes, route.width):
     plans.append(
       _compile(reshard_program(tuple(targets[part])), (tuple(given[part]),), {}, 0, capacity)
     )
-    beside.append(plans[-1].peak - bytes_a_device(_placed(shapes[part], targets[part])))
-  parts = {
-    "cast weights": bytes_a_device(_placed(shapes, sources)),
-    "lane's weights": bytes_a_device(_placed(shapes, targets)),
-  }
+    kept = bytes_a_device(_placed(shapes[part], targets[part])) if route.direct else 0
+    beside.append(plans[-1].peak - kept)
+  parts = {"cast weights": bytes_a_device(_placed(shapes, sources))}
+  if route.direct:
+    parts["lane's weights"] = bytes_a_device(_placed(shapes, targets))
   peak = sum(parts.values()) + max(beside)
   fixed = [plan.fixed for plan in plans if plan.fixed is not None]
   cost = functools.reduce(ProgramCost.plus, fixed) if len(fixed) == len(plans) else None

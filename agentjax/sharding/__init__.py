@@ -13,6 +13,7 @@ from agentjax.sharding.layout import (
   shardings,
   split_rows,
   time_multiple,
+  upload,
 )
 from agentjax.sharding.mesh import MESH_AXES, MeshConfig, make_mesh
 from agentjax.sharding.order import dispatching, in_order
@@ -39,6 +40,7 @@ __all__ = [
   "shardings",
   "split_rows",
   "time_multiple",
+  "upload",
   "ways",
   "whole",
 ]

@@ -128,6 +128,17 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
+def upload(values: Any, target: jax.sharding.Sharding) -> Array:
+  """An array of the host on devices; each process sends what its own devices hold, no more.
+
+  All processes have the same values. ``jax.device_put`` would compare them, NaN with NaN as well,
+  by a program that gathers them on all devices. It moves what is on devices already.
+  """
+  if isinstance(values, jax.Array) or jax.process_count() == 1:
+    return jax.device_put(values, target)
+  return jax.make_array_from_callback(values.shape, target, values.__getitem__)
+
+
 def row_multiple(mesh: Mesh) -> int:
   """The number of rows of a batch must be a multiple of this."""
   return math.prod(mesh.shape[axis] for axis in LOGICAL_AXES["batch"])

@@ -43,7 +43,7 @@ from agentjax.objectives.distillation import (
   divergence,
   entropy,
 )
-from agentjax.sharding import batch_sharding, fingerprint, shardings, split_rows
+from agentjax.sharding import batch_sharding, fingerprint, shardings, split_rows, upload
 from agentjax.signals.signal import SignalTools
 from agentjax.text.build import read_chat
 from agentjax.text.chat import Chat
@@ -358,7 +358,7 @@ class Teachers:
         return self._answers(number, settings, policy, batch, placed)
       part = self._tools.pack([sequences[i] for i in own])
       answers = self._answers(number, settings, policy, part, part)
-      cells = jax.device_put(_cells(part, own, batch, sequences), batch_sharding(mesh))
+      cells = upload(_cells(part, own, batch, sequences), batch_sharding(mesh))
       found = self._spread(answers, cells, found)
     assert found is not None
     return found
@@ -408,7 +408,7 @@ class Teachers:
     if key not in self._asks:
       self._asks[key] = make_ask(settings, student, teacher.model, self._tools.temperature)
     grids = (placed.token_ids, placed.segment_ids, placed.positions)
-    rows = self._cut(jax.device_put(grids, batch_sharding(mesh)))
+    rows = self._cut(tuple(upload(grid, batch_sharding(mesh)) for grid in grids))
     parts: list[dict[str, Array]] = []
     with jax.set_mesh(mesh):
       for at, segment_ids in enumerate(split_rows(batch.segment_ids, self._tools.rows)):

@@ -28,7 +28,7 @@ from agentjax.config import Config, ConfigError, PositiveInt, differing_fields
 from agentjax.files import CheckpointError
 from agentjax.models import ModelConfig, Params, abstract, param_specs
 from agentjax.models.lora import LoraConfig
-from agentjax.sharding import fingerprint
+from agentjax.sharding import dispatching, fingerprint
 from agentjax.training import processes
 from agentjax.training.state import Network, Weights, merged_policy, network_specs
 from agentjax.trajectory.record import POLICY
@@ -125,7 +125,7 @@ class CheckpointStore:
       CheckpointError: as ``wait``.
     """
     self.wait()
-    processes.wait("checkpoint")  # orbax would see one that is gone by its heartbeat alone
+    processes.wait("checkpoint")  # before the lock below, as lanes wait for that
     self.directory.mkdir(parents=True, exist_ok=True)
     payload = {
       "networks": state.weights,
@@ -142,9 +142,10 @@ class CheckpointStore:
     }
     metadata["seal"] = _seal(metadata)
     try:
-      writing = ocp.save_checkpointables_async(
-        self.directory / str(step), payload, overwrite=True, custom_metadata=metadata
-      )
+      with dispatching():  # orbax compares the directories of all processes on their devices
+        writing = ocp.save_checkpointables_async(
+          self.directory / str(step), payload, overwrite=True, custom_metadata=metadata
+        )
     except Exception as error:
       self._raise_failed(step, error)
     self._writing = (step, writing)

@@ -33,7 +33,10 @@ T = TypeVar("T")
 
 _LOST = 4  # exit status where another process failed or is gone
 _POLL, _LAST = 0.5, 3.0  # seconds
-_calls = itertools.count()
+_AT_ONCE = 2**26  # bytes, of all processes; ours
+_BORDERS = "agentjax/border/"  # keys: who has come to which border, with its name
+_FAILED = f"{_BORDERS}failed"  # key: some process has
+_calls, _borders = itertools.count(), itertools.count()
 
 
 class ProcessLostError(RuntimeError):
@@ -50,11 +53,35 @@ def share(items: Sequence[T]) -> list[T]:
   return list(items[jax.process_index() :: jax.process_count()])
 
 
+def _store() -> Any:
+  """The keys and values of all processes; None where it is alone."""
+  return distributed.global_state.client
+
+
 def wait(name: str) -> None:
-  """Returns when every process is here."""
-  if jax.process_count() > 1:
-    with dispatching():
-      multihost_utils.sync_global_devices(name)
+  """Returns when every process is here.
+
+  The host waits, not a program of all devices, behind which lanes would stand still as well.
+
+  Raises:
+    JaxRuntimeError: another process has failed.
+  """
+  if jax.process_count() == 1:
+    return
+  store, number, pause = _store(), next(_borders), 0.001
+  store.key_value_set(f"{_BORDERS}{number}/{jax.process_index()}", name)
+  while True:
+    found = dict(store.key_value_dir_get(_BORDERS))
+    names = [at for key, at in found.items() if key.startswith(f"{_BORDERS}{number}/")]
+    if len(names) == jax.process_count():
+      break
+    if _FAILED in found:
+      raise jax.errors.JaxRuntimeError(f"another process failed on its way to {name!r}")
+    time.sleep(pause)
+    pause = min(2 * pause, _POLL / 5)
+  assert set(names) == {name}, f"processes wait at different borders: {names}"
+  if number:  # which all have left
+    store.key_value_delete(f"{_BORDERS}{number - 1}/{jax.process_index()}")
 
 
 def all_agree(true: bool) -> bool:
@@ -79,7 +106,7 @@ class Call:
   def __init__(self, on_call: Callable[[], None]):
     self._on_call, self._key = on_call, f"agentjax/call/{next(_calls)}"
     self._closed = threading.Event()
-    self._store: Any = distributed.global_state.client
+    self._store = _store()
     if jax.process_count() > 1:
       threading.Thread(target=self._listen, daemon=True, name="call").start()
 
@@ -115,8 +142,8 @@ def failed_together(error: BaseException) -> bool:
 def failing_together() -> Iterator[None]:
   """Where one of several processes fails, its program ends without waiting for the others.
 
-  They then fail in what they do together. Else jax would wait for them at the end of the program,
-  and they for it.
+  They fail at the next border, or in what they do together. Else jax would wait for them at the end
+  of the program, and they for it.
 
   Raises:
     ProcessLostError: what all do together failed.
@@ -126,6 +153,8 @@ def failing_together() -> Iterator[None]:
   except Exception as error:
     if jax.process_count() == 1:
       raise
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first is gone, and the keys with it
+      _store().key_value_set(_FAILED, "", allow_overwrite=True)
     if not failed_together(error):
       ours = type(error).__module__.startswith("agentjax")
       atexit.register(_leave, 2 if ours else 1)  # as ``agentjax.command`` ends
@@ -153,9 +182,12 @@ def exchange(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [record]
   data = encode_record(record)
   sizes = _gather(np.array([len(data)], np.int64)).reshape(-1).tolist()
-  padded = np.zeros(max(sizes), np.uint8)
+  # Few shapes, as each is compiled, and a bound, as every device holds what all exchange at once.
+  width = min(1 << (max(sizes) - 1).bit_length(), _AT_ONCE // len(sizes))
+  padded = np.zeros(-(-max(sizes) // width) * width, np.uint8)
   padded[: len(data)] = np.frombuffer(data, np.uint8)
-  rows = _gather(padded).reshape(len(sizes), -1)
+  parts = [_gather(part) for part in padded.reshape(-1, width)]
+  rows = np.concatenate([part.reshape(len(sizes), -1) for part in parts], axis=1)
   return [decode_record(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
@@ -191,6 +223,7 @@ def gather_outcomes(own: Sequence[Trajectory]) -> list[Trajectory]:
 
 def _gather(own: np.ndarray) -> np.ndarray:
   """[processes, ...] of everyone's."""
+  wait("gather")
   with dispatching():  # a program of all devices
     return np.asarray(multihost_utils.process_allgather(own))
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from agentjax.models import ModelConfig
-from agentjax.sharding import batch_sharding, replicated, split_rows
+from agentjax.sharding import batch_sharding, replicated, split_rows, upload
 from agentjax.training.likelihood import ScoreTokens, noise_of
 from agentjax.training.state import Weights
 from agentjax.training.update import make_score
@@ -47,10 +47,7 @@ class MeshRows:
   def place_column(self, name: str, values: Any) -> Array:
     """Values of a column on the mesh; unchanged if they are there already."""
     target = self.everywhere if get_column(name).level == "sequence" else self.whole
-    if isinstance(values, jax.Array) or jax.process_count() == 1:
-      return jax.device_put(values, target)
-    # Of arrays of the host device_put demands that all processes' are equal, and NaN never is.
-    return jax.make_array_from_callback(values.shape, target, values.__getitem__)
+    return upload(values, target)
 
   def split(self, tree: Any) -> Any:
     """[B, ...] arrays as [M, rows, ...], rows and time sharded as before."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
 import pytest
+
+from tests.training.figures import free_address
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -21,9 +22,10 @@ from agentjax.engine import Engine, EngineConfig, SampleRequest, address_key
 config = models.ModelConfig(vocab_size=16, d_model=8, pattern="*-", num_heads=1, num_kv_heads=1,
                             head_dim=8, d_mlp=8)
 
-def sampled(params, lanes):
+def sampled(params, lanes, devices=None, **settings):
   engine = Engine(config, EngineConfig(slots=2 * lanes, lanes=lanes, max_length=32, chunk_tokens=4,
-                                       extend_buckets=(8,), extend_rows=(2,)))
+                                       extend_buckets=(8,), extend_rows=(2,), **settings),
+                  devices=devices)
   engine.publish(params, 0)
   async def one(prefix, i):
     context = await engine.open(prefix)
@@ -78,6 +80,47 @@ np.testing.assert_array_equal(values, expected)
 """
 )
 
+_APART = (
+  _COMMON
+  + """
+from jax.sharding import NamedSharding, PartitionSpec
+from agentjax.engine import publish
+from agentjax.sharding import MeshConfig
+count, index = int(sys.argv[2]), int(sys.argv[3])
+if count > 1:
+  jax.distributed.initialize(sys.argv[1], count, index)
+def through_the_host(*_):
+  raise AssertionError("no device that trains has the part that one of a lane needs")
+jax._src.array.shard_sharded_device_array_slow_path = through_the_host
+programs, program = [], publish.reshard_program
+def noted(targets):
+  programs.append(targets)
+  return program(targets)
+publish.reshard_program = noted
+moves, put = [], jax.device_put
+def counted(values, *where):
+  if isinstance(values, list):
+    moves.append(len(values))
+  return put(values, *where)
+parts = [[d for d in jax.devices() if d.process_index == p] for p in range(count)]
+train = [d for part in parts for d in part[:2]]
+mesh = jax.make_mesh((len(train),), ("x",), axis_types=(jax.sharding.AxisType.Auto,), devices=train)
+local = jax.device_get(models.init(config, jax.random.key(0)))
+def shard(v):
+  sharding = NamedSharding(mesh, PartitionSpec(*([None] * (v.ndim - 1)), "x"))
+  return jax.make_array_from_callback(v.shape, sharding, lambda index: v[index])
+params = jax.tree.map(shard, local)
+lane = dict(devices=parts[index][2:], mesh=MeshConfig(fsdp=1, tensor=2))
+jax.device_put = counted
+values, used = sampled(params, 1, **lane)
+jax.device_put = put
+assert used == 2 and len(programs) == 1 and programs[0][0].mesh.shape["tensor"] == 2
+assert moves.count(len(jax.tree.leaves(local))) == 1, moves
+expected, _ = sampled(jax.device_put(local, parts[index][0]), 1, devices=parts[index][:1])
+np.testing.assert_allclose(values, expected, atol=1e-5)
+"""
+)
+
 
 def _environment(devices: int) -> dict[str, str]:
   return {
@@ -111,9 +154,15 @@ def test_lanes_on_two_devices_with_sharded_weights_sample_the_same_bits():
 
 @pytest.mark.slow
 def test_weights_that_span_processes_are_gathered_on_each():
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{probe.getsockname()[1]}"
+  address = free_address()
   processes = [_start(_PROCESSES, 1, address, str(i)) for i in range(2)]
+  for process in processes:
+    _finish(process)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_lanes_on_other_devices_get_all_weights_by_one_program_and_one_transfer(count):
+  address = free_address()
+  processes = [_start(_APART, 4, address, str(count), str(i)) for i in range(count)]
   for process in processes:
     _finish(process)

@@ -12,22 +12,29 @@ from tests.training.figures import free_address
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_two_processes_share_write_agree_and_end(tmp_path):
+@pytest.mark.parametrize("ending", ["kill", "error"])
+def test_two_processes_share_write_agree_and_end(tmp_path, ending):
   """See ``together.py``: the figures are asserted there, in each process."""
-  _run_together(tmp_path, 2)
+  _run_together(tmp_path, 2, ending)
 
 
 @pytest.mark.slow
 def test_four_processes_share_write_agree_and_end(tmp_path):
-  _run_together(tmp_path, 4)
+  _run_together(tmp_path, 4, "kill")
 
 
-def _run_together(folder, count):
+def _run_together(folder, count, ending):
   address = free_address()
   environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
   children = [
     subprocess.Popen(
-      [sys.executable, "-m", "tests.training.together", str(i), str(count), address, str(folder)],
+      [
+        sys.executable,
+        "-m",
+        "tests.training.together",
+        *map(str, (i, count, address, folder)),
+        ending,
+      ],
       cwd=_ROOT,
       env=environment,
       stdout=subprocess.PIPE,
@@ -38,6 +45,6 @@ def _run_together(folder, count):
   ]
   outputs = [child.communicate(timeout=300)[0] for child in children]
   told = "\n".join(output[-3000:] for output in outputs)
-  *survivors, killed = [child.returncode for child in children]
-  assert killed == -9 and survivors == [4] * (count - 1), told
+  *survivors, last = [child.returncode for child in children]
+  assert last == {"kill": -9, "error": 1}[ending] and survivors == [4] * (count - 1), told
   assert all("Start the same command again on every host" in o for o in outputs[:-1]), told

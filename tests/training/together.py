@@ -1,22 +1,88 @@
-"""What several processes do together, checked from inside; each process runs this module."""
+"""What several processes do together, checked from inside; each process runs this module.
+
+The last process ends by a signal or by an error, as the fourth argument says.
+"""
 
 import contextlib
 import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 INDEX, COUNT = int(sys.argv[1]), int(sys.argv[2])
 
 
-def main(address: str, folder: pathlib.Path) -> None:
-  jax.distributed.initialize(address, COUNT, INDEX, heartbeat_timeout_seconds=10)
-  from agentjax.sharding import fingerprint
+class Watched(np.ndarray):
+  """Counts the numbers that are read."""
+
+  read = 0
+
+  def __getitem__(self, at):
+    part = super().__getitem__(at)
+    Watched.read += part.size
+    return part
+
+
+def encoded(trajectories) -> bytes:
+  from agentjax.trajectory.recordlog import encode_record
+  from agentjax.trajectory.store import to_record
+
+  return encode_record({"all": [to_record(t) for t in trajectories]})
+
+
+def keep_order() -> list[str]:
+  """Lets programs of all devices start only under the lock; names of those that did."""
+  from agentjax.sharding import order
+
+  started: list[str] = []
+
+  def watched(name, function):
+    def call(*args, **kwargs):
+      free: list[bool] = []
+      other = threading.Thread(target=lambda: free.append(order._lock.acquire(blocking=False)))
+      other.start()
+      other.join()
+      assert free == [False], f"{name} starts a program of all devices outside of the order"
+      started.append(name)
+      return function(*args, **kwargs)
+
+    return call
+
+  for name in ("process_allgather", "broadcast_one_to_all"):  # ours and orbax's
+    setattr(multihost_utils, name, watched(name, getattr(multihost_utils, name)))
+  return started
+
+
+def lanes_go_on_while_the_last_is_late() -> None:
+  from agentjax.sharding import dispatching
+  from agentjax.training import processes
+
+  dispatched: list[float] = []
+
+  def lane() -> None:
+    with dispatching():
+      dispatched.append(time.monotonic())
+
+  assert processes.all_agree(True)  # which compiles
+  processes.wait("compiled")
+  if INDEX == COUNT - 1:
+    time.sleep(4)
+  else:
+    threading.Timer(0.5, lane).start()
+  assert processes.all_agree(True)
+  assert INDEX == COUNT - 1 or dispatched[0] < time.monotonic() - 1
+
+
+def main(address: str, folder: pathlib.Path, ending: str) -> None:
+  jax.distributed.initialize(address, COUNT, INDEX, heartbeat_timeout_seconds=60)
+  from agentjax.sharding import fingerprint, upload
   from agentjax.training import processes
   from agentjax.training.checkpoint import CheckpointStore
   from agentjax.training.interrupt import Interrupt
@@ -25,11 +91,17 @@ def main(address: str, folder: pathlib.Path) -> None:
   from tests.training.machine import abstract_like
   from tests.training.test_journal import episode
 
+  started = keep_order()
+  lanes_go_on_while_the_last_is_late()
+
   # Episodes: all by their addresses, with all that is known of tokens, also where one has none.
   own = [episode(3, task) for task in processes.share(range(COUNT - 1))]
   every = processes.gather_trajectories(own)
   assert [t.task_id for t in every] == list(range(COUNT - 1)) and bool(own) == (INDEX < COUNT - 1)
   assert all(t.segments[1].behaviour_log_probs[0] == np.float32(-0.5) for t in every)
+  whole, processes._AT_ONCE = processes._AT_ONCE, 100 * COUNT  # in many parts, the last not full
+  assert encoded(processes.gather_trajectories(own)) == encoded(every)
+  processes._AT_ONCE = whole
   measured = processes.gather_outcomes(own)
   assert [t.reward for t in measured] == [t.reward for t in every]
   assert all(not t.segments[1].behaviour_log_probs.any() for t in measured)
@@ -50,13 +122,15 @@ def main(address: str, folder: pathlib.Path) -> None:
   journal.close()
 
   # Hashes and checkpoints of arrays that no process holds whole; changed while they are written.
+  # Each process sends its part of the host's array to its devices, no more.
   mesh = jax.make_mesh((COUNT,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
   values = np.random.default_rng(0).normal(size=(COUNT * 64, 32)).astype(np.float32)
   split = jax.sharding.NamedSharding(mesh, jax.P("fsdp"))
-  array = jax.make_array_from_callback(values.shape, split, lambda at: values[at])
+  array = upload(values.view(Watched), split)
+  assert Watched.read == values.size // COUNT
   assert fingerprint({"w": array}) == fingerprint({"w": jnp.asarray(values)})
   state = TrainState(
-    jax.device_put(np.zeros((), np.int32), jax.sharding.NamedSharding(mesh, jax.P())),
+    upload(np.zeros((), np.int32), jax.sharding.NamedSharding(mesh, jax.P())),
     {"policy": Network(Weights({"w": array}), ())},
   )
   store, target = CheckpointStore(folder / "checkpoints", 2, {}), abstract_like(state)
@@ -65,6 +139,8 @@ def main(address: str, folder: pathlib.Path) -> None:
   for step in (1, 2):
     store.begin_save(step, state, {"step": step})
     state = change(state)
+  store.wait()
+  assert {"process_allgather", "broadcast_one_to_all"} == set(started)
   found = store.restore(1, target)
   assert fingerprint(found.state) == wanted and found.host == {"step": 1}
 
@@ -88,14 +164,18 @@ def main(address: str, folder: pathlib.Path) -> None:
     assert stopped and processes.any_asks(interrupt.requested) and time.monotonic() - started < 30
   runner.close()
 
-  # The last one dies: the others get an error that says what to do, and end.
+  # The last one dies, in a program of all, or has an error while all others wait for it on their
+  # hosts: these get an error that says what to do, and end.
   processes.wait("end")
-  if INDEX == COUNT - 1:
+  if INDEX == COUNT - 1 and ending == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
   try:
     with processes.failing_together():
+      if INDEX == COUNT - 1:
+        time.sleep(1)
+        raise OSError("its disk is full")
       while True:
-        processes.any_asks(False)
+        fingerprint(state) if ending == "kill" else processes.any_asks(False)
   except processes.ProcessLostError as error:
     print(error)
     raise
@@ -103,4 +183,4 @@ def main(address: str, folder: pathlib.Path) -> None:
 
 if __name__ == "__main__":
   with contextlib.suppress(KeyboardInterrupt):
-    main(sys.argv[3], pathlib.Path(sys.argv[4]))
+    main(sys.argv[3], pathlib.Path(sys.argv[4]), sys.argv[5])
