@@ -12,6 +12,7 @@ import sys
 COMMANDS = {
   "train": "trains an experiment, resumes it, replays a step",
   "evaluate": "measures a checkpoint on held-out tasks",
+  "agent": "talks with an agent in the terminal",
   "fields": "lists the fields of a config: agentjax fields rl.optimizer",
   "check": "tries to cheat a config's rewards",
   "rescore": "computes the rewards of stored episodes again",

@@ -53,6 +53,7 @@ from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.seats import (
   Seat,
   SeatPlayer,
+  ToolService,
   close_seats,
   fork_seats,
   own_player,
@@ -473,8 +474,11 @@ class Episode:
     assert player.service is not None
     key = keys.service_key(self.player.run_seed, self.address, self.turn)
     try:
-      text = await player.service.reply(seat.said, key=key)
-      ids = player.chat.assistant(Message("assistant", text), seat.offered)
+      if seat.offered and isinstance(player.service, ToolService):
+        turn = await player.service.turn(seat.said, seat.offered, key=key)
+      else:
+        turn = Message("assistant", await player.service.reply(seat.said, key=key))
+      ids = player.chat.assistant(turn, seat.offered)
     except Exception as error:
       message = f"{player.policy}, which plays {seat.agent}, raised {describe(error)}"
       fault = getattr(error, "fault", None)

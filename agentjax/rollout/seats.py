@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from agentjax.config import ConfigError
 from agentjax.engine.config import SamplingConfig
@@ -24,6 +24,14 @@ class Service(Protocol):
 
   async def reply(self, messages: Sequence[Message], *, key: int) -> str:
     """The next turn of a conversation; ``key`` addresses what is drawn, where that is possible."""
+
+
+@runtime_checkable
+class ToolService(Service, Protocol):
+  """One that calls tools; it is asked for a message where its seat has any."""
+
+  async def turn(self, messages: Sequence[Message], tools: Sequence[Tool], *, key: int) -> Message:
+    """The next turn, as an assistant's message with its calls."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gzip
 import importlib
 import inspect
 import json
@@ -123,6 +124,28 @@ def _mbpp(folder):
   (folder / "mbpp.jsonl").write_text(json.dumps(row) + "\n")
 
 
+def _shop(folder):
+  place = {"address1": "1 Road", "address2": "", "city": "Rome", "state": "RM", "country": "Italy"}
+  place["zip"] = "00100"
+  user = {"name": {"first_name": "Ann", "last_name": "Lee"}, "address": place, "orders": ["#W1"]}
+  user |= {"email": "ann@example.com", "payment_methods": {}}
+  order = {"order_id": "#W1", "user_id": "ann", "address": place, "items": [], "status": "pending"}
+  order["payment_history"] = []
+  for kind, records in (("orders", {"#W1": order}), ("users", {"ann": user}), ("products", {})):
+    (folder / f"db_{kind}.json").write_text(json.dumps(records))
+  (folder / "policy.md").write_text("Be kind.")
+  ended = order | {"status": "cancelled", "cancel_reason": "ordered by mistake"}
+  arguments = {"order_id": "#W1", "reason": "ordered by mistake"}
+  row = {
+    "instruction": "Cancel #W1, ordered by mistake.", "outputs": ["cancelled"],
+    "actions": [{"name": "cancel_pending_order", "arguments": arguments}],
+    "golden": {"observations": [json.dumps(ended)], "changed": {"orders": {"#W1": ended}}},
+  }  # fmt: skip
+  for name in ("train", "test"):
+    with gzip.open(folder / f"tasks_{name}.jsonl.gz", "wt") as file:
+      file.write(json.dumps(row) + "\n")
+
+
 def _tool(name, **properties):
   schema = {"type": "object", "properties": properties, "required": list(properties)}
   return read_tool({"name": name, "parameters": schema})
@@ -223,6 +246,7 @@ GATED = {
     fast=("exit_at_import_as_package", "always_equal_as_package", "test_files_as_package",
           "daemon_as_package", "visible_tests", "shadowed_modules", "reward_file", "shell"),
   ),
+  "retail": Gated("retail", None, "environment", files=_shop, tasks=1),
   "mle": Gated("mle", None, "mle_beats_strong", tasks=1),
   "pivot_arguments": _pivot(SHOP, *CALLS, kind="arguments"),
   "pivot_tool_name": _pivot(SHOP, *CALLS[:2], kind="tool_name"),

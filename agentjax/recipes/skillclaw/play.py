@@ -15,6 +15,7 @@ from agentjax.adapters.chat_endpoint.endpoint import endpoint_identity
 from agentjax.adapters.chat_endpoint.judge import HttpJudge
 from agentjax.adapters.chat_endpoint.seat import ServiceSeat
 from agentjax.adapters.engine_judge import EngineJudge
+from agentjax.adapters.seat_host import SeatedPlayer
 from agentjax.config import Config, ConfigError, check
 from agentjax.engine import Engine, SamplingConfig
 from agentjax.recipes.skillclaw.library import Entries
@@ -25,14 +26,13 @@ from agentjax.recipes.skillclaw.world import SkilledEnvironment, SkillWorldConfi
 from agentjax.rewards.judges import Judge, question_key
 from agentjax.rollout import keys
 from agentjax.rollout.loop import collect
-from agentjax.rollout.program import Player
 from agentjax.rollout.seat_config import (
   CheckpointSeat,
   SeatConfig,
   SnapshotSeat,
   TrainedSeat,
 )
-from agentjax.rollout.seats import Seat, SeatPlayer, take_seats
+from agentjax.rollout.seats import SeatPlayer
 from agentjax.text import ByteTokenizer
 from agentjax.text.chat import Chat, MarkedChat
 from agentjax.threads import LoopThread
@@ -68,17 +68,6 @@ class ModelsConfig(Config):
         getattr(seat, "chosen", None),
         "'service', 'checkpoint' or 'module:attribute'; nothing is trained here",
       )
-
-
-@dataclasses.dataclass(frozen=True)
-class SeatedPlayer(Player):
-  """A player of which one seat plays every agent; it may be a service, without an engine."""
-
-  seat: SeatPlayer | None = None
-
-  def take_seats(self, agents: Sequence[str], address: keys.Address) -> dict[str, Seat]:
-    assert self.seat is not None
-    return take_seats(agents, dataclasses.replace(self.seat, learns=True), {})
 
 
 class Stage:

@@ -110,8 +110,7 @@ def build_guards(
   hooks = [build_hook(hook, f"{path}.hooks[{i}]") for i, hook in enumerate(config.hooks)]
   if commands := sorted({hook.run for hook in config.hooks if hook.kind == "command"}):
     _log.warning("hooks that run on this machine, outside every sandbox: %s", "; ".join(commands))
-  named = [_channel(name, f"{path}.permissions.channels") for name in config.permissions.channels]
-  bridge = PermissionBridge(config.permissions, [*named, *channels])
+  bridge = build_bridge(config.permissions, f"{path}.permissions", channels)
   rules = config.rules
   return Guards(
     config,
@@ -122,6 +121,18 @@ def build_guards(
     None if config.egress is None else EgressPolicy(config.egress),
     re.compile("|".join(map(fnmatch.translate, config.egress_tools)) or r"(?!)"),
   )
+
+
+def build_bridge(
+  config: PermissionConfig, path: str, channels: Sequence[Channel] = ()
+) -> PermissionBridge:
+  """The bridge to the people that the settings name, then to those behind ``channels``.
+
+  Raises:
+    ConfigError: a channel that does not exist.
+  """
+  named = [_channel(name, f"{path}.channels") for name in config.channels]
+  return PermissionBridge(config, [*named, *channels])
 
 
 def _channel(name: str, path: str) -> Channel:

@@ -1,0 +1,199 @@
+"""Notes that are searched, a list that forgets, and a wiki that no path leaves."""
+
+import datetime
+import json
+import os
+import subprocess
+
+import pytest
+
+from agentjax.config import ConfigError
+from agentjax.recipes.semaclaw import wiki as wiki_module
+from agentjax.recipes.semaclaw.memory import MEMORIES, Memory, MemoryConfig
+from agentjax.recipes.semaclaw.wiki import Wiki, WikiConfig, WikiError, WikiTool
+from agentjax.tools.protocol import ToolContext
+from agentjax.training import Experiment
+from agentjax.training.build import Extensions, build_scoring
+from agentjax.training.flags import set_field
+from tests.rewards.judging import run
+
+CONTEXT = ToolContext("episode", 0, 10.0)
+
+
+class Days:
+  def __init__(self):
+    self.day = datetime.date(2026, 1, 1)
+
+  def __call__(self):
+    return self.day
+
+
+def memory(tmp_path, **settings):
+  config, days = MemoryConfig(folder=str(tmp_path / "memory"), **settings), Days()
+  config.validate()
+  return Memory(config, days), days
+
+
+def kept(tmp_path):
+  return {m["text"]: m["hits"] for m in json.loads((tmp_path / "memory" / MEMORIES).read_text())}
+
+
+def test_what_was_saved_is_found_by_its_words_and_its_day(tmp_path):
+  made, days = memory(tmp_path, chunk_words=6, overlap_words=2, shown=1)
+  made.save("Ann likes green\ntea")
+  days.day = datetime.date(2026, 1, 2)
+  made.save("Bob likes coffee, and cats")
+  assert made.search("what does ANN drink?") == ["2026-01-01: Ann likes green tea"]
+  (found,) = made.search("coffee")
+  assert found.startswith("2026-01-02: Bob likes coffee")
+  assert made.search("zebra") == [] and made.search("?!") == []
+  assert made.search('" OR text:* NEAR(') == []  # words are words, no query language
+  assert (tmp_path / "memory" / "2026-01-01.md").read_text() == (
+    "# 2026-01-01\n\n- Ann likes green tea\n"
+  )
+
+
+def test_the_list_forgets_what_is_old_and_unused_and_notes_do_not(tmp_path):
+  made, days = memory(tmp_path, most=2)
+  made.save("used often")
+  made.save("used never")
+  made.search("often")
+  made.search("often")
+  days.day += datetime.timedelta(days=3)
+  made.save("new one")
+  assert kept(tmp_path) == {"used often": 3, "new one": 1}
+  assert "used never" in made.search("never")[0]
+  made.save("new one")
+  assert kept(tmp_path)["new one"] == 2
+  for text in ("", " \n", "x" * 2001):
+    with pytest.raises(ValueError, match="allowed: 1 to 2000"):
+      made.save(text)
+
+
+def wiki(tmp_path, **settings):
+  return Wiki(WikiConfig(folder=str(tmp_path / "wiki"), **settings))
+
+
+def test_every_saved_page_is_a_commit(tmp_path):
+  made = wiki(tmp_path)
+  assert made.tree() == "the wiki is empty" and made.history("a.md") == []
+  first = made.save("people/ann.md", "# Ann")
+  assert made.save("people/ann.md", "# Ann") == first  # nothing changed
+  second = made.save("people/ann.md", "# Ann\nlikes tea")
+  made.mkdir("plans")
+  assert made.tree() == "people/\nplans/\npeople/ann.md"
+  assert made.read("people/ann.md") == "# Ann\nlikes tea"
+  history = made.history("people/ann.md")
+  assert [line.split()[0] for line in history] == [second, first]
+
+
+@pytest.mark.parametrize(
+  "path",
+  [
+    "../out.md",
+    "a/../../out.md",
+    "/etc/out.md",
+    ".git/hooks/pre-commit.md",
+    "a/.git/x.md",
+    ".hidden.md",
+    "-rf.md",
+    "a//b.md",
+    "a\\..\\b.md",
+    "a\nb.md",
+    "a\0b.md",
+    "",
+    "a.txt",
+    "/".join("abcdefghij") + ".md",
+    "n" * 80 + ".md",
+  ],
+)
+def test_a_hostile_path_is_refused_and_nothing_is_written(tmp_path, path):
+  made = wiki(tmp_path)
+  made.save("good.md", "good")
+  before = sorted(p for p in tmp_path.rglob("*") if ".git" not in p.parts)
+  for call in (lambda: made.save(path, "bad"), lambda: made.read(path)):
+    with pytest.raises(WikiError):
+      call()
+  assert sorted(p for p in tmp_path.rglob("*") if ".git" not in p.parts) == before
+
+
+def test_no_link_is_followed_and_no_hook_runs(tmp_path, monkeypatch):
+  made = wiki(tmp_path)
+  made.save("good.md", "good")
+  root, outside = tmp_path / "wiki", tmp_path / "outside"
+  outside.mkdir()
+  (root / "door").symlink_to(outside)
+  (root / "page.md").symlink_to(outside / "page.md")
+  for path in ("door/x.md", "page.md"):
+    with pytest.raises(WikiError, match="leads through a link"):
+      made.save(path, "bad")
+  hook = root / ".git" / "hooks" / "pre-commit"
+  hook.parent.mkdir(exist_ok=True)
+  hook.write_text(f"#!/bin/sh\ntouch {outside}/ran\n")
+  hook.chmod(0o755)
+  monkeypatch.setenv("GIT_DIR", str(outside))  # of whoever started us
+  made.save("good.md", "better")
+  assert list(outside.iterdir()) == []
+
+
+def test_a_process_that_died_between_page_and_commit_loses_nothing(tmp_path, monkeypatch):
+  made = wiki(tmp_path)
+  made.save("a.md", "one")
+
+  def die(self, root, subject):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patched:
+    patched.setattr(wiki_module.Wiki, "_repair", lambda self, root: None)
+    patched.setattr(wiki_module.Wiki, "_commit", die)
+    with pytest.raises(KeyboardInterrupt):
+      made.save("a.md", "two")
+  (tmp_path / "wiki" / ".git" / "index.lock").touch()  # git died too
+  made.save("b.md", "three")
+  subjects = [line.partition(" ")[2] for line in made.history("a.md")]
+  assert subjects == ["recovered", "a.md: saved"] and made.read("a.md") == "two"
+  status = subprocess.run(
+    ["git", "-C", tmp_path / "wiki", "status", "--porcelain"],
+    capture_output=True,
+    check=True,
+    env={k: v for k, v in os.environ.items() if not k.startswith("GIT_")},
+  )
+  assert status.stdout == b""
+
+
+def test_sizes_have_bounds_and_folders_are_no_pages(tmp_path):
+  made = wiki(tmp_path, most_characters=5, most_pages=1)
+  with pytest.raises(WikiError, match="6 characters; allowed: 5"):
+    made.save("a.md", "x" * 6)
+  made.save("a.md", "one")
+  for path, message in (("b.md", "no room"), ("a.md/b.md", "no room|lies in a page")):
+    with pytest.raises(WikiError, match=message):
+      made.save(path, "two")
+  with pytest.raises(WikiError, match="is a page"):
+    made.mkdir("a.md/b")
+
+
+def test_a_run_takes_both_tools_by_flags(tmp_path):
+  experiment = Experiment()
+  names = ("agentjax.recipes.semaclaw.memory:MemoryConfig", "wiki")
+  set_field(experiment, ["tools", "names"], "memory,wiki")
+  for name, kind in (("memory", names[0]), ("wiki", "agentjax.recipes.semaclaw.wiki:WikiConfig")):
+    set_field(experiment, ["tools", "settings", name], kind)
+  set_field(experiment, ["data", "train_size"], "4")
+  set_field(experiment, ["supervised", "steps"], "1")
+  with pytest.raises(ConfigError, match="a folder for"):
+    experiment.validate()
+  for name in ("memory", "wiki"):
+    set_field(experiment, ["tools", "settings", name, "folder"], str(tmp_path / name))
+  experiment.validate()
+  scoring = build_scoring(experiment, Extensions())
+  tools = {tool.name: tool for tool in scoring.world.tools}
+  saved = {"action": "save", "text": "Ann likes tea"}
+  assert run(tools["memory"](saved, CONTEXT)).output == "saved"
+  found = run(tools["memory"]({"action": "search", "text": "tea"}, CONTEXT)).output
+  assert found.endswith("Ann likes tea")
+  bad = run(tools["wiki"]({"action": "save", "path": "../x.md", "text": "y"}, CONTEXT))
+  assert bad.status == "error" and bad.output.startswith("error: path")
+  assert run(WikiTool(wiki(tmp_path))({"action": "read"}, CONTEXT)).output == (
+    "error: read needs a path"
+  )

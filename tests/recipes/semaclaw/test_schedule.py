@@ -1,0 +1,109 @@
+"""Jobs at their times, what they may be, and what a restart makes up for."""
+
+import asyncio
+import datetime
+import json
+import sys
+
+import pytest
+
+from agentjax.config import ConfigError
+from agentjax.recipes.semaclaw.live import LiveTeam
+from agentjax.recipes.semaclaw.schedule import STATE, Job, Schedule, next_time, read_jobs
+from agentjax.recipes.semaclaw.scripted import CounterSeat
+from agentjax.training import load_experiment
+from tests.recipes.semaclaw.test_live import _CONFIG
+
+
+def at(hour, minute, day=1):
+  return datetime.datetime(2026, 5, day, hour, minute).timestamp()
+
+
+def test_a_job_is_due_every_so_often_or_at_its_time_of_day():
+  often = Job("a", "notify", every=60.0, text="x")
+  assert next_time(often, None, 5.0) == 5.0 and next_time(often, 100.0, 500.0) == 160.0
+  daily = Job("b", "notify", at="08:30", text="x")
+  assert next_time(daily, at(8, 0), at(9, 0)) == at(8, 30)
+  assert next_time(daily, at(8, 30), at(9, 0)) == at(8, 30, day=2)
+  assert next_time(daily, at(8, 30), at(9, 0, day=5)) == at(8, 30, day=2)  # once, not four times
+
+
+@pytest.mark.parametrize(
+  ("value", "message"),
+  [
+    ({}, "missing"),
+    ({"name": "a", "mode": "dance", "every": 1}, "mode='dance'"),
+    ({"name": "a", "mode": "notify", "every": 1}, "needs text"),
+    ({"name": "a", "mode": "script", "every": 1}, "needs command"),
+    ({"name": "a", "mode": "agent", "every": 1, "agent": "x"}, "needs prompt"),
+    ({"name": "a", "mode": "notify", "text": "x"}, "every > 0"),
+    ({"name": "a", "mode": "notify", "text": "x", "at": "25:00"}, "every > 0"),
+    ({"name": "a", "mode": "notify", "text": "x", "every": 1, "at": "08:00"}, "every > 0"),
+    ({"name": "../a", "mode": "notify", "text": "x", "every": 1}, "are texts"),
+    ({"name": "a", "mode": "notify", "text": "x", "every": 1, "shell": "rm"}, "an object of"),
+    ({"name": "a", "mode": "script", "command": [1], "every": 1}, "are texts"),
+  ],
+)
+def test_what_is_no_job_is_refused(tmp_path, value, message):
+  path = tmp_path / "jobs.json"
+  path.write_text(json.dumps([value]))
+  with pytest.raises(ConfigError, match=message):
+    read_jobs(path)
+
+
+JOBS = (
+  Job("tell", "notify", every=10.0, text="hello"),
+  Job("list", "script", every=10.0, command=(sys.executable, "-c", "print('out'); exit(3)")),
+  Job("sum", "agent", every=10.0, agent="counter", prompt="Count 2 + 3"),
+  Job("again", "agent", every=10.0, agent="counter", prompt="Count 4 + 5", session="group"),
+  Job(
+    "both",
+    "script-agent",
+    every=10.0,
+    command=(sys.executable, "-c", "print('7')"),
+    agent="checker",
+    prompt="Count 1 + 1",
+  ),
+)
+
+
+def live(folder, clock, times=1, jobs=JOBS):
+  """What was told, and the prompts that agents read, by job."""
+  told = []
+
+  async def main():
+    async with LiveTeam(load_experiment(_CONFIG), {"": CounterSeat()}, folder) as team:
+      schedule = Schedule(jobs, team, folder, tell=told.append, clock=clock)
+      for _ in range(times):
+        await schedule.run_due()
+      board = team.scheduler.board
+      return {task.label: task.prompt for task in board.tasks}
+
+  return told, asyncio.run(main())
+
+
+def test_jobs_of_all_kinds_run_once_for_a_time_and_go_on_after_a_restart(tmp_path):
+  now = [at(8, 0)]
+  told, prompts = live(tmp_path, lambda: now[0], times=2)
+  assert sorted(told) == [
+    "[again] It is 9.",
+    "[both] It is 2.",
+    "[list] exit status 3\nout",
+    "[sum] It is 5.",
+    "[tell] hello",
+  ]
+  assert "<output>\n7\n</output>" in prompts["both"] and "<previous>" not in prompts["again"]
+  assert live(tmp_path, lambda: now[0])[0] == []  # another process, the same time
+  now[0] += 100.0
+  told, prompts = live(tmp_path, lambda: now[0], times=2)
+  assert len(told) == 5
+  assert prompts["again"].startswith("<previous>\nIt is 9.\n</previous>")
+  assert "<previous>" not in prompts["sum"]
+
+
+def test_a_job_that_cannot_run_says_so_and_stops_no_other(tmp_path):
+  jobs = (Job("bad", "script", every=1.0, command=("/no/such/program",)), JOBS[0])
+  told, _ = live(tmp_path, lambda: 0.0, jobs=jobs)
+  assert told[0].startswith("[tell]") or told[1].startswith("[tell]")
+  assert any("FileNotFoundError" in text for text in told)
+  assert json.loads((tmp_path / STATE).read_text())["last"] == {"bad": 0.0, "tell": 0.0}
