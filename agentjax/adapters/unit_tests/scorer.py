@@ -287,9 +287,7 @@ class UnitTestVerifier:
     }
     tests = UnitTests("", {SOLUTION: (function,)})
     async with self._places.one():
-      report = await self._ask(
-        {f"{SOLUTION}.py": code}, tests, cases, self._config.verdict_seconds
-      )
+      report = await self._ask({f"{SOLUTION}.py": code}, tests, cases, self._config.verdict_seconds)
     return [_answer_of(report[case]) for case in cases]
 
   async def _verify(self, code: Mapping[str, str], tests: UnitTests) -> Verdict:

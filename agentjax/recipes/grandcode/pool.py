@@ -23,6 +23,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from agentjax.adapters.unit_tests.boxed.plain import NotPlain, encode
 from agentjax.adapters.unit_tests.scorer import CallAnswer
 from agentjax.config import Config, NonNegativeInt, PositiveInt, check
 from agentjax.recipes.grandcode.inputs import Arguments, Domain, distinct
@@ -97,6 +98,14 @@ def answer_text(answer: CallAnswer) -> str | None:
   if isinstance(error, list) and error:
     return f"error {error[0]}"
   return None  # an object of the code's own: nothing is known of it
+
+
+def text_of_value(value: Any) -> str | None:
+  """The text of an answer with this value; None for a value that cannot cross."""
+  try:
+    return _VALUE + json.dumps(_plain(encode(value)))
+  except NotPlain:
+    return None
 
 
 def is_value(text: str | None) -> bool:
@@ -175,7 +184,7 @@ class TestMaker:
     reference: str | None = None,
     salt: int = 0,
   ):
-    self._domain, self._ask, self._reference = domain, ask, reference
+    self._domain, self._ask, self.reference = domain, ask, reference
     self.config = config or PoolConfig()
     self._salt = salt
     self._right: dict[str, str | None] = {}  # of the reference, by input
@@ -212,23 +221,21 @@ class TestMaker:
     right = [text for text in right if self._may_be(text)]
     columns = [texts_of(await self._ask(code, inputs)) for code in candidates]
     rows = [list(row) for row in zip(*columns, strict=True)]
-    if self._reference is None:
+    if self.reference is None:
       rows = [row if _mostly_values(row) else [None] * len(row) for row in rows]
     else:
       rows = [[text, *row] for text, row in zip(right, rows, strict=True)]
     chosen = choose_separating(rows, self.config.kept)
     return [PoolTest(inputs[i], "difference", right[i]) for i, _ in chosen]
 
-  async def by_attack(
-    self, candidate: str, around: Sequence[Arguments] = ()
-  ) -> PoolTest | None:
+  async def by_attack(self, candidate: str, around: Sequence[Arguments] = ()) -> PoolTest | None:
     """An input on which a candidate is wrong; None if no round finds one.
 
     Args:
       candidate: source; the attack needs a reference.
       around: inputs that caught others.
     """
-    if self._reference is None:
+    if self.reference is None:
       raise ValueError("an attack compares with a reference, and there is none")
     draw, tried = self._draw("attack", candidate), {repr(a) for a in self._domain.examples}
     for number in range(self.config.rounds):
@@ -263,7 +270,7 @@ class TestMaker:
       if not self._may_be(right):
         break  # a larger one would be too large as well
       texts = [texts_of(await self._ask(code, [arguments]))[0] for code in candidates]
-      if self._reference is not None:
+      if self.reference is not None:
         separates = any(t is not None and t != right for t in texts)
       else:
         separates = LATE in texts and any(map(is_value, texts))
@@ -273,11 +280,11 @@ class TestMaker:
 
   async def _expected(self, inputs: Sequence[Arguments]) -> list[str | None]:
     """The reference's texts; None each without one."""
-    if self._reference is None:
+    if self.reference is None:
       return [None] * len(inputs)
     new = [a for a in inputs if repr(a) not in self._right]
     while new:
-      texts = texts_of(await self._ask(self._reference, new))
+      texts = texts_of(await self._ask(self.reference, new))
       self._right |= {repr(a): t for a, t in zip(new, texts, strict=True) if t is not None}
       # It may have stopped at an input that it cannot do; the others are asked again.
       left = [a for a, t in zip(new, texts, strict=True) if t is None]
@@ -288,7 +295,7 @@ class TestMaker:
     return [self._right[repr(a)] for a in inputs]
 
   def _may_be(self, right: str | None) -> bool:
-    return self._reference is None or is_value(right)
+    return self.reference is None or is_value(right)
 
   def _draw(self, *name: str) -> random.Random:
     return random.Random(repr((self.config.seed, self._salt, *name)))
@@ -332,6 +339,22 @@ def vote(answers: Sequence[Sequence[str | None]]) -> Vote:
       groups.setdefault(tuple(own), []).append(i)
   ordered = sorted(groups.values(), key=lambda members: (-len(members), members[0]))
   return Vote(tuple(map(tuple, ordered)), ordered[0][0] if ordered else None)
+
+
+async def expect_the_vote(
+  tests: Sequence[PoolTest], candidates: Sequence[str], ask: Ask
+) -> tuple[list[PoolTest], int | None]:
+  """The tests with the answers of the candidates' vote, and who won it.
+
+  For test time, when no reference is known. Tests to which the winner gives no value keep none.
+  """
+  columns = [texts_of(await ask(code, [t.arguments for t in tests])) for code in candidates]
+  winner = vote(columns).winner
+  if winner is None:
+    return list(tests), None
+  pairs = zip(tests, columns[winner], strict=True)
+  settled = [dataclasses.replace(t, expected=x if is_value(x) else None) for t, x in pairs]
+  return settled, winner
 
 
 @dataclasses.dataclass(frozen=True)

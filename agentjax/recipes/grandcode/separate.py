@@ -3,10 +3,11 @@ r"""Counts how many wrong programs the kinds of generated tests separate from th
   python -m agentjax.recipes.grandcode.separate --tasks=code_tasks --limit=40 --output=runs/separate
 
 ``--tasks`` is a folder with ``mbpp.jsonl`` or ``quixbugs.jsonl``. Of every task the reference
-program is changed at one place (mutants), and made slow (quadratic work before its answer). Wrong
-programs that fail the task's own tests are set aside; the others, which the own tests accept, are
-what generated tests have to find. ``tests.jsonl`` holds a row a task, ``report.json`` the counts.
-The same command goes on where it was stopped. 2604.02721.
+program is changed at one place (mutants), and made slow (quadratic work before its answer);
+QuixBugs has a wrong program of its own. Those that fail the examples which a generator sees are set
+aside. The others, which the examples accept, are what generated tests have to find; the task's own
+tests are counted beside them. ``tests.jsonl`` holds a row a task, ``report.json`` the counts. The
+same command goes on where it was stopped. 2604.02721.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.data.synthesis_folder import RowFile, claim
 from agentjax.files import write_atomically
+from agentjax.recipes.grandcode.checks import judge_examples, judge_own
 from agentjax.recipes.grandcode.inputs import Domain, Problem, read_problem
 from agentjax.recipes.grandcode.pool import (
   KINDS,
@@ -61,14 +63,15 @@ class Found:
   """What generated tests did to the wrong programs of one task.
 
   Attributes:
-    accepted: wrong programs that pass the task's own tests; ``own``: those that do not.
+    refused: wrong programs that fail the examples.
+    own: names of the accepted ones that fail the task's own tests.
     caught: kinds of tests that separate each accepted one from the reference, by its name.
     tests: kept ones by kind, written as Python.
     slow: the slow twin among the accepted, or "".
   """
 
-  own: int
-  accepted: int
+  refused: int
+  own: Sequence[str]
   caught: Mapping[str, Sequence[Kind]]
   tests: Mapping[Kind, Sequence[str]]
   slow: str
@@ -87,10 +90,11 @@ async def separate(
   Raises:
     VerifierFault: a sandbox failed.
   """
-  if (await runner.verify(reference, own)).passed == 0:
+  if (await judge_own(reference, own, runner)).outcome != "right":
     return None
-  verdicts = [await runner.verify(one.code, own) for one in wrong]
-  accepted = [o for o, v in zip(wrong, verdicts, strict=True) if v.passed == len(v.cases)]
+  seen = [await judge_examples(one.code, problem, runner) for one in wrong]
+  accepted = [one for one, found in zip(wrong, seen, strict=True) if found.outcome == "right"]
+  verdicts = [await judge_own(one.code, own, runner) for one in accepted]
   ask = runner.of(problem.function)
   maker = TestMaker(Domain(problem), ask, config, reference=reference, salt=problem.id)
   codes = [one.code for one in accepted]
@@ -107,8 +111,8 @@ async def separate(
     kinds = {kind for kind in KINDS for _ in await _failed(ask, one, tests, kind)}
     caught[one.name] = [kind for kind in KINDS if kind in kinds]
   return Found(
-    own=len(wrong) - len(accepted),
-    accepted=len(accepted),
+    refused=len(wrong) - len(accepted),
+    own=[o.name for o, v in zip(accepted, verdicts, strict=True) if v.outcome != "right"],
     caught=caught,
     tests={k: [_short(t) for t in tests if t.kind == k] for k in KINDS},
     slow=next((o.name for o in accepted if o.slow), ""),
@@ -130,14 +134,24 @@ def _short(test: PoolTest) -> str:
 
 
 def report_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """Counts over all tasks; slow twins are counted apart from mutants."""
+  """Counts over all tasks; slow twins are counted apart from mutants.
+
+  ``own_tests`` are the accepted mutants that the task's own tests catch, ``missed_by_own_tests``
+  those that only generated tests do.
+  """
   caught: dict[bool, dict[str, frozenset[Kind]]] = {True: {}, False: {}}
   for row in rows:
     for name, kinds in row["caught"].items():
       caught[name == row["slow"]][f"{row['id']} {name}"] = frozenset(kinds)
   return {
     "tasks": len(rows),
-    "failed_own_tests": sum(row["own"] for row in rows),
+    "refused_by_examples": sum(row["refused"] for row in rows),
+    "own_tests": sum(name != row["slow"] for row in rows for name in row["own"]),
+    "missed_by_own_tests": sum(
+      bool(kinds) and name not in row["own"] and name != row["slow"]
+      for row in rows
+      for name, kinds in row["caught"].items()
+    ),
     "tests": {k: sum(len(row["tests"][k]) for row in rows) for k in KINDS},
     "mutants": dataclasses.asdict(count_separations(caught[False])),
     "slow": dataclasses.asdict(count_separations(caught[True])),
@@ -165,6 +179,8 @@ async def separate_tasks(
       wrong = wrong_candidates(
         task.answer, problem.function, most=mutants, seed=config.seed + task.id
       )
+      if "buggy" in task.metadata:
+        wrong = [Wrong("buggy", task.metadata["buggy"]), *wrong]
       own = UnitTests.from_metadata(task.metadata[UNIT_TESTS])
       try:
         found = await separate(problem, task.answer, wrong, own, runner, config)
@@ -199,7 +215,7 @@ def run(argv: list[str]) -> None:
     "mutants": _MUTANTS.value,
   }
   folder = claim(_OUTPUT.value, settings, (ROWS,))
-  rows = RowFile(folder / ROWS, {"own": int, "accepted": int, "caught": dict, "tests": dict})
+  rows = RowFile(folder / ROWS, {"refused": int, "own": list, "caught": dict, "tests": dict})
   console = Console()
   asyncio.run(_run(tasks, rows, config, console))
   rows.sort()
@@ -208,9 +224,7 @@ def run(argv: list[str]) -> None:
   console.print_json(json.dumps(report))
 
 
-async def _run(
-  tasks: Sequence[Task], rows: RowFile, config: PoolConfig, console: Console
-) -> None:
+async def _run(tasks: Sequence[Task], rows: RowFile, config: PoolConfig, console: Console) -> None:
   runner = open_runner(concurrency=_CONCURRENCY.value)
   try:
     await separate_tasks(

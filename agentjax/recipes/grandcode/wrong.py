@@ -1,4 +1,4 @@
-"""Wrong candidates on purpose, to measure tests with: mutants of a right program, and slow twins."""
+"""Wrong candidates to measure tests with: mutants of a right program, and slow twins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 from agentjax.worlds.repair.mutations import mutations
 
-_SLOW = '''
+_SLOW = """
 _scope = {{}}
 exec({source!r}, _scope)
 
@@ -21,7 +21,7 @@ def {function}(*arguments):
   for _ in range(size * size // 4):
     pass
   return _scope[{function!r}](*arguments)
-'''
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,5 +41,7 @@ def wrong_candidates(source: str, function: str, *, most: int, seed: int) -> lis
   """
   made = mutations(source)
   random.Random(f"{seed} {source}").shuffle(made)
-  mutants = [Wrong(f"{m.operator}, line {m.line}, {i}", m.source) for i, m in enumerate(made[:most])]
+  mutants = [
+    Wrong(f"{m.operator}, line {m.line}, {i}", m.source) for i, m in enumerate(made[:most])
+  ]
   return [*mutants, Wrong("slow", _SLOW.format(source=source, function=function), slow=True)]
