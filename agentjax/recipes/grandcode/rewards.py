@@ -17,33 +17,29 @@ LEVELS = 5  # of difficulty; 1 is easy
 Outcome = Literal["broken", "wrong", "late", "right"]
 
 
-def hypothesis_reward(
-  passed: int,
-  checks: int,
-  *,
-  caught: int,
-  decoys: int,
-  with_it: Sequence[float] = (),
-  without: Sequence[float] = (),
-  beta: float = 0.0,
-) -> float:
-  """``passed / checks + beta (mean(with_it) - mean(without))``.
+def hypothesis_reward(passed: int, checks: int, *, caught: int, decoys: int) -> float:
+  """``passed / checks``, the share of checks that a conjecture passes.
 
   A conjecture that accepts every wrong result is true and says nothing, so it earns 0 (ours).
 
   Args:
     passed, checks: right results of small inputs that it accepts, and how many there are.
     caught, decoys: wrong results that it refuses, and how many there are.
-    with_it, without: scores of the solver with the hypothesis and without any; the second term is 0
-      where one of them is empty.
-    beta: its weight; not published.
   """
   if not checks or (decoys and not caught):
     return 0.0
-  share = passed / checks
-  if with_it and without:
-    share += beta * (sum(with_it) / len(with_it) - sum(without) / len(without))
-  return share
+  return passed / checks
+
+
+def joint_reward(with_it: float, without: Sequence[float], beta: float) -> float:
+  """``beta (S(x, h) - S(x, none))``: what a conjecture is paid besides in the joint phase.
+
+  Args:
+    with_it: score of the solver that saw it.
+    without: scores of solvers that saw none; without any the term is 0.
+    beta: not published.
+  """
+  return beta * (with_it - sum(without) / len(without)) if without else 0.0
 
 
 def solution_reward(

@@ -99,12 +99,9 @@ async def separate(
   maker = TestMaker(Domain(problem), ask, config, reference=reference, salt=problem.id)
   codes = [one.code for one in accepted]
   tests = list(await maker.by_difference(codes))
-  around = [t.arguments for t in tests]
-  for one in accepted if codes else ():
-    found = await maker.by_attack(one.code, around)
-    if found is not None:
-      tests.append(found)
-      around.append(found.arguments)
+  for code in codes:  # by itself, so that it can be compared with the other kinds
+    found = await maker.by_attack(code)
+    tests += [] if found is None else [found]
   tests += await maker.by_size(codes) if codes else []
   caught: dict[str, list[Kind]] = {}
   for one in accepted:

@@ -25,6 +25,9 @@ class SeatsConfig(Config):
   Attributes:
     conjectures: tries of the hypothesis seat.
     checks: small cases of a conjecture.
+    beta: of ``rewards.joint_reward``, paid to the hypothesis seat in episodes of all stages; 0 pays
+      it for its checks alone. without: share of these episodes, evaluations among them, in which
+      the solver sees no conjecture, if beta > 0.
     solutions: tries of the solver; each is run on the examples.
     summarise_after: failed tries of the solver after which its history is replaced by a summary; 0
       never.
@@ -40,6 +43,8 @@ class SeatsConfig(Config):
 
   conjectures: PositiveInt = 2
   checks: PositiveInt = 8
+  beta: NonNegativeFloat = 0.0
+  without: Share = 0.25
   solutions: PositiveInt = 3
   summarise_after: NonNegativeInt = 0
   generators: PositiveInt = 2

@@ -29,7 +29,10 @@ from agentjax.recipes.grandcode.pool import (
   PoolTest,
   TestMaker,
   expect_the_vote,
+  failed_by,
+  texts_of,
 )
+from agentjax.recipes.grandcode.rewards import joint_reward
 from agentjax.recipes.grandcode.runner import Runner, open_runner
 from agentjax.recipes.grandcode.settings import (
   AGENTS,
@@ -128,6 +131,7 @@ class Chain:
     left: text by agent and sample, of the present round.
     accepted: solutions that pass the examples, the latest.
     tests: of the pool: encoded arguments, kind, expected.
+    without: scores of the latest solvers that saw no conjecture.
   """
 
   stage: int = 0
@@ -135,6 +139,7 @@ class Chain:
   left: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
   accepted: list[str] = dataclasses.field(default_factory=list)
   tests: list[list[Any]] = dataclasses.field(default_factory=list)
+  without: list[float] = dataclasses.field(default_factory=list)
 
   def pool(self) -> list[PoolTest]:
     return [PoolTest(tuple(decode(a)), kind, expected) for a, kind, expected in self.tests]
@@ -213,6 +218,8 @@ class GrandCodeWorld(World):
       if number in self._tasks:
         await self._learn_tests(self._tasks[number], chain, kind, list(left.values()))
       if not single:
+        scores = [s for one in own if (s := _score_without(one)) is not None]
+        chain.without = [*chain.without, *scores][-self.config.accepted :]
         continue
       chain.left[stage] = left if kind == stage else {}
       chain.stage += 1
@@ -262,28 +269,39 @@ class GrandCodeWorld(World):
     await self.runner.close()
 
 
+def _score_without(episode: Trajectory) -> float | None:
+  """What the solver earned in an episode without a conjecture; None in any other."""
+  if HYPOTHESIS not in episode.agents or SOLVER not in episode.agents:
+    return None
+  if any(segment.agent == HYPOTHESIS for segment in episode.segments):
+    return None
+  return episode.agents[SOLVER].reward.value
+
+
 async def pool_of(
   world: GrandCodeWorld, task: Task, problem: Problem, accepted: Sequence[str]
 ) -> list[PoolTest]:
   """Tests of all three kinds from accepted solutions; [] without any.
 
-  Without a reference the winner of a vote over differences takes its place for attack and size.
+  Attacked are the solutions that the tests of differences accept. Without a reference the winner of
+  a vote over differences takes its place for attack and size.
   """
   if not accepted:
     return []
   maker = world.maker(task, problem, world.reference(task))
   tests = await maker.by_difference(accepted)
   if maker.reference is None:
-    ask = world.runner.of(problem.function)
-    tests, winner = await expect_the_vote(tests, accepted, ask)
+    tests, winner = await expect_the_vote(tests, accepted, world.runner.of(problem.function))
     if winner is None:  # nothing differs
       winner = 0
     maker = world.maker(task, problem, accepted[winner])
     accepted = [code for i, code in enumerate(accepted) if i != winner]
-  around = [t.arguments for t in tests]
+  ask, around = world.runner.of(problem.function), [t.arguments for t in tests]
   for code in accepted:
-    found = await maker.by_attack(code, around)
-    tests = [*tests, *([] if found is None else [found])]
+    texts = texts_of(await ask(code, around)) if around else []
+    found = None if failed_by(tests, texts) else await maker.by_attack(code, around)
+    if found is not None:
+      tests, around = [*tests, found], [*around, found.arguments]
   return [*tests, *(await maker.by_size(accepted) if accepted else [])]
 
 
@@ -347,6 +365,10 @@ class StagedEnvironment(Environment):
       for agent, left in self._chain.left.items():
         if str(self._sample) in left:
           self._desk.earlier[agent] = left[str(self._sample)]
+    seats = world.config.seats
+    alone = random.Random(f"without {key}").random() < seats.without
+    if self._sample is None and seats.beta and alone and {HYPOTHESIS, SOLVER} <= {*self._left}:
+      self._left.remove(HYPOTHESIS)
     return await self._begin()
 
   async def step(self, action: Action) -> Step:
@@ -374,7 +396,9 @@ class StagedEnvironment(Environment):
       self._answer = reply.left or self._answer
     self._desk.earlier[stage.agent] = reply.left
     reward = None if reply.reward is None else Reward(reply.reward)
-    paid = self._summary_paid(reply.reward or 0.0) if stage.agent == SOLVER else {}
+    paid = {}
+    if stage.agent == SOLVER:
+      paid = self._summary_paid(reply.reward or 0.0) | self._joint_paid(reply.reward or 0.0)
     if self._left:
       return Step(await self._begin(), reward, rewards=paid)
     paid = self._unpaid() | paid
@@ -389,6 +413,13 @@ class StagedEnvironment(Environment):
     if not isinstance(self._stage, SolverStage) or SUMMARISER not in self._acted:
       return {}
     return {SUMMARISER: Reward(summary_paid(self._desk, score))}
+
+  def _joint_paid(self, score: float) -> dict[str, Reward]:
+    """What the conjecture earns besides by what the solver made of it."""
+    beta = self._world.config.seats.beta
+    if not beta or HYPOTHESIS not in self._acted:
+      return {}
+    return {HYPOTHESIS: Reward(joint_reward(score, self._chain.without, beta))}
 
   async def _begin(self) -> Observation:
     """The first messages of the next stage."""

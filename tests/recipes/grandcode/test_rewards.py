@@ -7,6 +7,7 @@ from agentjax.recipes.grandcode.rewards import (
   difficulty,
   generator_reward,
   hypothesis_reward,
+  joint_reward,
   length_penalty,
   solution_reward,
   summary_reward,
@@ -19,11 +20,9 @@ _TASK = Task(0, (), "", "x")
 
 def test_a_hypothesis_is_paid_for_its_checks_and_for_what_the_solver_makes_of_it():
   assert hypothesis_reward(6, 8, caught=3, decoys=8) == 0.75
-  joint = hypothesis_reward(
-    6, 8, caught=3, decoys=8, with_it=[1, 1, 0, 1], without=[0, 1, 0, 0], beta=0.5
-  )
-  assert joint == pytest.approx(0.75 + 0.5 * 0.5)
-  assert hypothesis_reward(6, 8, caught=3, decoys=8, with_it=[1], beta=0.5) == 0.75
+  assert joint_reward(1.0, [0, 1, 0, 0], 0.5) == pytest.approx(0.375)
+  assert joint_reward(0.0, [0, 1, 0, 0], 0.5) == pytest.approx(-0.125)
+  assert joint_reward(1.0, [], 0.5) == 0
 
 
 def test_a_conjecture_that_refuses_nothing_earns_nothing():

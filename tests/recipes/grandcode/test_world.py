@@ -213,6 +213,28 @@ def test_what_accepted_solutions_disagree_on_becomes_the_pool_of_later_rounds():
     assert _say(environment, SOLVER, mark_code(code)).reward == Reward(reward)
 
 
+def test_the_joint_reward_compares_with_solvers_that_saw_no_conjecture():
+  world = _world(seats=SeatsConfig(beta=0.5, without=0.5))
+  first = {}
+  for key in range(20):
+    environment = world.environment(_TASK)
+    first[asyncio.run(environment.reset(_TASK, key)).next] = environment
+  assert set(first) == {HYPOTHESIS, SOLVER}
+  step = _say(first[SOLVER], SOLVER, mark_code(_RIGHT))
+  assert step.rewards == {HYPOTHESIS: Reward(0.0)}  # it had no turn, so nothing learns from this
+  alone = _played(world, None, [_RIGHT, _FIRST])
+  for one, value in zip(alone, (1.0, 0.0), strict=True):
+    one.agents[SOLVER] = Outcome(True, Reward(value), {})
+  asyncio.run(world.learn(alone))
+  assert world.chain(3).without == [1.0, 0.0] and world.chain(3).stage == 0
+  environment = world.environment(_TASK)
+  key = next(k for k in range(20) if asyncio.run(
+    world.environment(_TASK).reset(_TASK, k)).next == HYPOTHESIS)  # fmt: skip
+  asyncio.run(environment.reset(_TASK, key))
+  _say(environment, HYPOTHESIS, _HOLDS)
+  assert _say(environment, SOLVER, mark_code(_RIGHT)).rewards == {HYPOTHESIS: Reward(0.25)}
+
+
 def test_state_survives_a_checkpoint_and_nothing_is_learnt_from_failures():
   world, twin = _world(), _world()
   _start(world, sample=0)
