@@ -114,7 +114,9 @@ async def choose_solution(world: GrandCodeWorld, task: Task, solutions: list[str
   ]
   ask = world.runner.of(problem.function)
   found = vote([texts_of(await ask(code, inputs)) for code in accepted])
-  kinds = {kind: sum(t.kind == kind for t in tests) for kind in sorted({t.kind for t in tests})}
+  kinds: dict[str, int] = {
+    kind: sum(t.kind == kind for t in tests) for kind in sorted({t.kind for t in tests})
+  }
   for group in found.groups:  # the largest first; within it the first that is not too slow
     for member in group:
       large = [t for t in tests if t.kind == "size"]

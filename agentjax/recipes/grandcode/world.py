@@ -167,7 +167,9 @@ class GrandCodeWorld(World):
   def tasks(self, data: DataConfig) -> TaskSplits:
     """Those of the source from which a problem can be read."""
     splits = self.config.tasks.load(data)
-    usable = TaskSplits(*([t for t in part if read_problem(t)] for part in splits))
+    usable = TaskSplits(
+      *([t for t in part if read_problem(t)] for part in (splits.train, splits.test))
+    )
     if not usable.train:
       raise ConfigError(
         "config.world.tasks has no task with a shown assert on plain values; allowed: shown_tests "
@@ -344,6 +346,7 @@ class StagedEnvironment(Environment):
       stages = (*stages, SOLVER)
     self._left, self._answer = list(stages), ""
     self.agents = agents_of(world.config, stages)
+    self._stage: Stage | None = None  # under way
     self._acted: set[str] = set()
 
   async def reset(self, task: Task, key: int) -> Observation:
@@ -379,11 +382,11 @@ class StagedEnvironment(Environment):
         Observation(()), Reward(0.0), truncated=True, status=Status.TRUNCATED, rewards=paid
       )
     if self._waiting is not None:
-      stage, self._waiting = self._waiting, None
+      solver, self._waiting = self._waiting, None
       self._desk.earlier[SUMMARISER] = action.text.strip()
-      self._stage = stage
-      return Step(Restart(messages(stage.open()), next=SOLVER))
+      return Step(Restart(messages(solver.open()), next=SOLVER))
     stage = self._stage
+    assert stage is not None  # after reset
     reply = await stage.act(action.text)
     if reply.compress:
       assert isinstance(stage, SolverStage)
@@ -423,8 +426,8 @@ class StagedEnvironment(Environment):
 
   async def _begin(self) -> Observation:
     """The first messages of the next stage."""
-    self._stage: Stage = await self._make(self._left.pop(0))
-    return Observation(messages(self._stage.open()), next=self._stage.agent)
+    stage = self._stage = await self._make(self._left.pop(0))
+    return Observation(messages(stage.open()), next=stage.agent)
 
   async def _make(self, agent: str) -> Stage:
     if agent == HYPOTHESIS:

@@ -6,8 +6,13 @@ import dataclasses
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.data import DataConfig
 from agentjax.data.errors import DataError
-from agentjax.recipes.grandcode.one_problem import choose_solution, problem_task
+from agentjax.recipes.grandcode.one_problem import (
+  OneProblemConfig,
+  choose_solution,
+  problem_task,
+)
 from agentjax.recipes.grandcode.pool import PoolConfig
 from agentjax.recipes.grandcode.settings import HYPOTHESIS, SOLVER, SUMMARISER, TESTER, SeatsConfig
 from agentjax.recipes.grandcode.world import (
@@ -22,6 +27,7 @@ from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Outcome, Reward, Status
 from agentjax.world.environment import Action
 from agentjax.worlds.code.code_block import mark_code
+from agentjax.worlds.code.function_tasks import FunctionTaskConfig
 from agentjax.worlds.code.tasks import code_task
 from tests.recipes.grandcode.local import LocalRunner
 
@@ -243,6 +249,19 @@ def test_state_survives_a_checkpoint_and_nothing_is_learnt_from_failures():
   assert twin.chain(3) == world.chain(3) != Chain()
   asyncio.run(world.learn(_played(world, SOLVER, [_RIGHT], status=Status.ENV_ERROR)))
   assert world.chain(3).accepted == [] and world.chain(3).rounds == 1
+
+
+def test_only_tasks_that_show_a_plain_assert_are_played(tmp_path):
+  data = DataConfig(train_size=3, test_size=2)
+  shown = _world(tasks=FunctionTaskConfig(shown_tests=1)).tasks(data)
+  assert (len(shown.train), len(shown.test)) == (3, 2)
+  with pytest.raises(ConfigError, match="shown_tests >= 1"):
+    _world(tasks=FunctionTaskConfig(shown_tests=0)).tasks(data)
+  (tmp_path / "problem.txt").write_text(_PROBLEM)
+  one = _world(tasks=OneProblemConfig(str(tmp_path / "problem.txt")), judge="shown").tasks(data)
+  assert [t.metadata["entry_points"] for t in (*one.train, *one.test)] == [["top"]] * 2
+  with pytest.raises(ConfigError, match="a text file with a problem"):
+    OneProblemConfig().validate()
 
 
 def test_settings_that_cannot_be_are_refused():
