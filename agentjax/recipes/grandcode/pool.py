@@ -32,6 +32,7 @@ Kind = Literal["difference", "attack", "size"]
 KINDS: tuple[Kind, ...] = ("difference", "attack", "size")
 LATE = "late"
 BROKEN = "broken"
+OBJECT = "object"
 _VALUE = "value "
 _DIGITS = 9  # of floats that are compared
 
@@ -97,7 +98,7 @@ def answer_text(answer: CallAnswer) -> str | None:
   error = answer.answer.get("error")
   if isinstance(error, list) and error:
     return f"error {error[0]}"
-  return None  # an object of the code's own: nothing is known of it
+  return OBJECT  # of the code's own, which may claim to equal anything: never a right answer
 
 
 def text_of_value(value: Any) -> str | None:

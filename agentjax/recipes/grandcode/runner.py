@@ -19,6 +19,12 @@ from agentjax.recipes.grandcode.pool import Ask
 from agentjax.sandbox.config import DEFAULT, Sandboxes
 
 GENERATOR = "inputs"  # the function that a program of the test generator defines
+_AS_LIST = """
+
+def as_list_{function}(*arguments):
+  found = {function}(*arguments)
+  return list(found) if hasattr(type(found), "__next__") else found
+"""
 MOST_INPUTS = 64  # of one generator; further ones are not looked at
 
 
@@ -33,10 +39,14 @@ class Runner:
     self._verifier = verifier
 
   def of(self, function: str) -> Ask:
-    """Calls of ``function``; those after one without an answer are not made."""
+    """Calls of ``function``; those after one without an answer are not made.
+
+    An iterator that it returns is gone through: what it gives counts, as a list.
+    """
+    name, wrapper = f"as_list_{function}", _AS_LIST.format(function=function)
 
     async def ask(code: str, inputs: Sequence[Arguments]) -> Sequence[CallAnswer]:
-      return await self._verifier.call(_source(code), function, inputs)
+      return await self._verifier.call(_source(code) + wrapper, name, inputs)
 
     return ask
 

@@ -15,7 +15,7 @@ import asyncio
 import dataclasses
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from agentjax.adapters.unit_tests.boxed.plain import decode, encode
@@ -58,8 +58,10 @@ from agentjax.recipes.grandcode.wrong import wrong_candidates
 from agentjax.sandbox.config import DEFAULT
 from agentjax.tools.build import ToolsConfig
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
+from agentjax.world.cheats import Setting, Turns
 from agentjax.world.environment import Action, Environment, Observation, Step
 from agentjax.world.world import Site, World, WorldConfig
+from agentjax.worlds.code.cheats import code_cheats
 from agentjax.worlds.code.code_block import mark_code
 from agentjax.worlds.code.function_tasks import FunctionTaskConfig
 from agentjax.worlds.code.sources import CodeTaskSource
@@ -258,6 +260,13 @@ class GrandCodeWorld(World):
       reference, problem.function, most=self.config.seats.wrong, seed=self.config.pool.seed
     )
     return [one.code for one in made]
+
+  def cheats(self, task: Task, setting: Setting) -> Mapping[str, Turns]:
+    """Those of the world "code" where the solver is the only seat; else none are known."""
+    return code_cheats(task, setting) if self.config.stages == (SOLVER,) else {}
+
+  def solution(self, task: Task, setting: Setting) -> Turns:
+    return task.demonstration if self.config.stages == (SOLVER,) else ()
 
   def get_state(self) -> bytes:
     chains = {str(k): dataclasses.asdict(v) for k, v in sorted(self._chains.items())}

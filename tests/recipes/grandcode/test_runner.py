@@ -5,10 +5,12 @@ import sys
 
 import pytest
 
+from agentjax.adapters.unit_tests.canaries import canaries
 from agentjax.adapters.unit_tests.scorer import UnitTests
 from agentjax.recipes.grandcode.checks import SmallCase, check_conjecture, judge_tests
-from agentjax.recipes.grandcode.pool import BROKEN, LATE, PoolTest, texts_of
+from agentjax.recipes.grandcode.pool import BROKEN, LATE, OBJECT, PoolTest, texts_of
 from agentjax.recipes.grandcode.runner import open_runner
+from agentjax.recipes.grandcode.wrong import wrong_candidates
 from tests.recipes.grandcode.local import problem
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
@@ -28,14 +30,15 @@ def runner():
     ("def f(x):\n  while x: pass\n  return 0", [LATE, None]),
     ("while True: pass", [LATE, None]),
     ("def f(x:", [BROKEN, None]),
-    ("def g(x): return x", [BROKEN, None]),
+    ("def g(x): return x", ["error NameError"] * 2),
     (
       "print('{\"0\": 1}' * 999)\ndef f(x):\n  print('garbage')\n  return x",
       ["value 2", "value 0"],
     ),
     ("import os\ndef f(x):\n  os._exit(0)", [BROKEN, BROKEN]),
     ("def f(x):\n  return f(x)", ["error RecursionError"] * 2),
-    ("def f(x):\n  return object()", [None, None]),
+    ("def f(x):\n  return object()", [OBJECT] * 2),
+    ("def f(x):\n  yield from range(x)", ["value [0, 1]", "value []"]),
     ("x = '\0'\ndef f(x): return x", [BROKEN, None]),
   ],
 )
@@ -82,3 +85,19 @@ def test_a_conjecture_that_equals_everything_is_not_believed(runner):
   assert (found.passed, found.caught) == (0, 0)
   found = asyncio.run(check_conjecture("def holds(a, r): return r == max(a[0])", cases, runner))
   assert (found.passed, found.caught, found.counterexample) == (2, 2, "")
+
+
+@pytest.mark.parametrize("name", sorted(canaries(["f"])))
+def test_a_program_that_tries_to_be_paid_without_work_is_not_right(runner, name):
+  given = problem(((2,), 4))
+  tests = [PoolTest((n,), "difference", f"value {n * n}") for n in (2, 3)]
+  found = asyncio.run(judge_tests(canaries(["f"])[name], given, tests, runner))
+  assert found.outcome != "right"
+
+
+def test_a_slow_twin_is_right_on_small_inputs_and_late_on_large_ones(runner):
+  source = "def f(xs):\n  return sum(xs)\n"
+  *mutants, slow = wrong_candidates(source, "f", most=3, seed=0)
+  assert slow.slow and not any(one.slow for one in mutants)
+  assert texts_of(asyncio.run(runner.of("f")(slow.code, [([1, 2],)]))) == ["value 3"]
+  assert texts_of(asyncio.run(runner.of("f")(slow.code, [([1] * 30_000,)]))) == [LATE]
