@@ -8,7 +8,8 @@ from absl import flags
 from agentjax.config import ConfigError
 from agentjax.objectives.custom_loss import load_function
 from agentjax.recipes.credit.entropy import entropy_balanced_clip
-from agentjax.training import Run, load_experiment
+from agentjax.text import ChatConfig, TokenizerConfig
+from agentjax.training import Experiment, Run, load_experiment
 from agentjax.training.flags import define_config_flag
 from tests.training.smoke import quiet
 
@@ -67,6 +68,18 @@ def _with_flags(name, *changes):
   values(argv)
   config.value.validate()
   return config.value
+
+
+@pytest.mark.parametrize("name", ["code", "problem", "summariser"])
+def test_a_config_of_grandcode_lacks_the_folder_of_its_model_alone(name):
+  experiment = load_experiment(_CONFIGS / f"grandcode_{name}.py")
+  experiment.data.path = "code_tasks"
+  with pytest.raises(ConfigError, match="set --config.pretrained=DIR"):
+    experiment.validate()
+  experiment.tokenizer, experiment.chat = TokenizerConfig(), ChatConfig()
+  experiment.model.vocab_size = 264
+  experiment.validate()
+  assert Experiment.from_dict(experiment.to_dict()).to_dict() == experiment.to_dict()
 
 
 def test_the_plain_runs_beside_the_recipes_are_flags():

@@ -23,10 +23,11 @@ import functools
 import importlib.resources
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from agentjax.adapters.sandboxes.reports import bounded_json
+from agentjax.adapters.unit_tests.boxed.plain import encode
 from agentjax.config import NonNegativeInt, PositiveFloat, PositiveInt
 from agentjax.faults import FAULT, Boundary, Fault, Owner, fault_of
 from agentjax.places import Clock, Places
@@ -52,6 +53,7 @@ _NOT_ASKED = "it was not asked"
 UNIT_TESTS = "unit_tests"  # in the metadata of a task: the tests, as a mapping of UnitTests' fields
 SOLUTION = "solution"  # the module that a final answer becomes
 _OUT_OF_TIME = "time ran out"  # what ``boxed.forks`` says of a case that its clock has ended
+_CPU_OUT = "CPU time ran out"  # and of one that used its CPU time
 _REMEMBERED = 4096  # tasks whose first operations are known without a run of their tests
 _ANSWER_BYTES = 16 * 2**20
 _ANSWER_VALUES = 500_000
@@ -191,6 +193,31 @@ class Verdict:
     return line + (f"; {failed[0].name}: {failed[0].reason}"[:300] if failed else "")
 
 
+@dataclasses.dataclass(frozen=True)
+class CallAnswer:
+  """What a function of untrusted code gave.
+
+  Attributes:
+    answer: parsed JSON, an ``answer`` of ``boxed.candidate``; None without one.
+    ended: why there is none, else "".
+    seconds: CPU time of the call, import included, as its own box claims.
+  """
+
+  answer: Mapping[str, Any] | None
+  ended: str = ""
+  seconds: float = 0.0
+
+  @property
+  def late(self) -> bool:
+    """Whether its time ran out."""
+    return self.ended in (_OUT_OF_TIME, _CPU_OUT)
+
+  @property
+  def asked(self) -> bool:
+    """Whether the call was made; with ``credit="all"`` none is made after one without answer."""
+    return self.ended != _NOT_ASKED
+
+
 class UnitTestVerifier:
   """Runs tests against code; see the module. Safe to use from many threads and event loops.
 
@@ -226,11 +253,42 @@ class UnitTestVerifier:
     """
     return await self._thread.wait(self._verify(code, tests))
 
+  async def call(
+    self, code: str, function: str, inputs: Sequence[Sequence[Any]]
+  ) -> list[CallAnswer]:
+    """Calls a function of the module ``code`` with each of ``inputs``, each in its own process.
+
+    Nothing is compared: this is for tests whose results are not known yet.
+
+    Args:
+      code: source of the module.
+      function: its name there.
+      inputs: positional arguments of each call, plain values.
+
+    Raises:
+      VerifierFault: as ``verify``.
+      NotPlain: an argument that cannot cross.
+    """
+    return await self._thread.wait(self._call(code, function, inputs)) if inputs else []
+
   async def close(self) -> None:
     """Closes the sandbox; closing twice is harmless."""
     if self._thread.alive:
       await self._thread.wait(self._sandbox.close())
       await asyncio.to_thread(self._thread.close)
+
+  async def _call(
+    self, code: str, function: str, inputs: Sequence[Sequence[Any]]
+  ) -> list[CallAnswer]:
+    target = {"name": [SOLUTION, function]}
+    cases = {
+      str(i): [json.dumps(["call", target, [encode(a) for a in own], {}])]
+      for i, own in enumerate(inputs)
+    }
+    tests = UnitTests("", {SOLUTION: (function,)})
+    async with self._places.one():
+      report = await self._ask({f"{SOLUTION}.py": code}, tests, cases, self._config.verdict_seconds)
+    return [_answer_of(report[case]) for case in cases]
 
   async def _verify(self, code: Mapping[str, str], tests: UnitTests) -> Verdict:
     plan = await self._plan(tests)
@@ -514,3 +572,16 @@ def _read_report(result: SandboxResult) -> Report | None:
 def _outcome(entry: dict[str, Any]) -> dict[str, Any] | None:
   """What a test reported as its last word, or None."""
   return json.loads(entry["lines"][-1]) if entry["lines"] and not entry["ended"] else None
+
+
+def _answer_of(entry: Mapping[str, Any]) -> CallAnswer:
+  """The one answer of a case, from the report of a box."""
+  seconds = entry.get("seconds", 0.0)
+  seconds = float(seconds) if isinstance(seconds, int | float) else 0.0
+  try:
+    answer = json.loads(entry["lines"][0]) if entry["lines"] else None
+  except (ValueError, RecursionError):
+    answer = None
+  if not isinstance(answer, dict) or entry["ended"]:
+    return CallAnswer(None, entry["ended"] or "it gave no answer", seconds)
+  return CallAnswer(answer, "", seconds)
