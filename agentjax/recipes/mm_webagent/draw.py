@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import logging
 import math
 import os
 import re
@@ -81,6 +82,7 @@ def draw_clip(asset: Asset, palette: Sequence[Rgb] = (), key: int = 0) -> bytes:
 
 def load_ffmpeg() -> ModuleType:
   """imageio-ffmpeg. Raises ImportError that names the extra."""
+  logging.getLogger("imageio_ffmpeg").setLevel(logging.ERROR)  # it warns where frames are smaller
   try:
     return importlib.import_module("imageio_ffmpeg")
   except ImportError as error:

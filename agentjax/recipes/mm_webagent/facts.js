@@ -8,29 +8,51 @@
     return style.visibility === 'visible' && Number(style.opacity) > 0.05 &&
       style.display !== 'none';
   };
-  const clear = (colour) => /rgba?\(.*,\s*0\)/.test(colour) || colour === 'transparent';
-  const stops = (image) => image.match(/rgba?\([^)]*\)/g) || [];
+  // Any colour of CSS as [red, green, blue, alpha], read from a painted pixel.
+  const canvas = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
+  const pixels = new Map();
+  const pixel = (colour) => {
+    if (!pixels.has(colour)) {
+      canvas.clearRect(0, 0, 1, 1);
+      canvas.fillStyle = 'rgba(0, 0, 0, 0)';
+      canvas.fillStyle = colour;
+      canvas.fillRect(0, 0, 1, 1);
+      const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+      pixels.set(colour, [r, g, b, a / 255]);
+    }
+    return pixels.get(colour);
+  };
+  const clear = (colour) => pixel(colour)[3] < 0.05;
+  const over = (top, under) => [0, 1, 2].map((i) => top[i] * top[3] + under[i] * (1 - top[3]))
+    .concat(1);
+  const text = (p) => `rgb(${p.slice(0, 3).map(Math.round).join(', ')})`;
+  const stops = (image) =>
+    (image.match(/(?:rgba?|hsla?|color|lab|lch|oklab|oklch)\([^()]*\)/g) || [])
+      .filter((colour) => !clear(colour));
+  const inText = (style) => style.webkitBackgroundClip === 'text';
 
-  // The colours that may stand behind an element; none where a picture does.
-  const grounds = (element) => {
-    for (let at = element; at; at = at.parentElement) {
-      const style = getComputedStyle(at);
-      if (style.backgroundImage.includes('url(')) return [];
-      if (style.backgroundImage.includes('gradient')) {
-        const found = stops(style.backgroundImage).filter((colour) => !clear(colour));
-        if (found.length) return found;
-      }
-      if (!clear(style.backgroundColor)) return [style.backgroundColor];
-      if (['absolute', 'fixed'].includes(style.position) && at.parentElement) {
-        const mine = at.getBoundingClientRect();
-        for (const media of document.querySelectorAll('img,video')) {
-          const other = media.getBoundingClientRect();
-          if (mine.x < other.right && other.x < mine.right && mine.y < other.bottom &&
-              other.y < mine.bottom) return [];
-        }
+  // The colours that may stand behind an element, as pixels; null where a picture does.
+  const behind = (at) => {
+    if (!at) return [[255, 255, 255, 1]];
+    const style = getComputedStyle(at);
+    if (inText(style)) return behind(at.parentElement);
+    if (style.backgroundImage.includes('url(')) return null;
+    const gradient = style.backgroundImage.includes('gradient') ? stops(style.backgroundImage) : [];
+    const layer = gradient.length ? gradient :
+      clear(style.backgroundColor) ? [] : [style.backgroundColor];
+    const own = layer.map(pixel);
+    if (own.length && own.every((p) => p[3] > 0.99)) return own;
+    if (!own.length && ['absolute', 'fixed'].includes(style.position) && at.parentElement) {
+      const mine = at.getBoundingClientRect();
+      for (const media of document.querySelectorAll('img,video')) {
+        const other = media.getBoundingClientRect();
+        if (mine.x < other.right && other.x < mine.right && mine.y < other.bottom &&
+            other.y < mine.bottom) return null;
       }
     }
-    return ['rgb(255, 255, 255)'];
+    const under = behind(at.parentElement);
+    if (!own.length || !under) return under;
+    return own.flatMap((p) => under.map((u) => over(p, u))).slice(0, 16);
   };
 
   const sections = new Map();
@@ -48,7 +70,9 @@
 
   const texts = [], shown = [], colours = new Map();
   const count = (colour, amount) => {
-    if (amount > 0 && !clear(colour)) colours.set(colour, (colours.get(colour) || 0) + amount);
+    if (!(amount > 0) || clear(colour)) return;
+    const name = text(pixel(colour));
+    colours.set(name, (colours.get(name) || 0) + amount);
   };
 
   const clipped = (element, box) => {
@@ -72,16 +96,20 @@
     else { range.setStartBefore(own[0]); range.setEndAfter(own[own.length - 1]); }
     const box = range.getBoundingClientRect();
     if (box.width < 1 || box.height < 1) return;
-    const text = (inline ? own.map((n) => n.data).join(' ') : range.toString())
+    const words = (inline ? own.map((n) => n.data).join(' ') : range.toString())
       .replace(/\s+/g, ' ').trim();
+    const under = behind(element);
+    const inks = inText(style) && stops(style.backgroundImage).length ?
+      stops(style.backgroundImage).map(pixel) : [pixel(style.color)];
     texts.push({
-      box: top(box), text: text.slice(0, 200), tag: element.tagName.toLowerCase(),
+      box: top(box), text: words.slice(0, 200), tag: element.tagName.toLowerCase(),
       size: parseFloat(style.fontSize), weight: parseFloat(style.fontWeight) || 400,
       family: style.fontFamily.split(',')[0].replace(/["']/g, '').trim(),
-      colour: style.color, grounds: grounds(element), clipped: clipped(element, box),
+      colour: text(over(inks[0], (under || [[255, 255, 255, 1]])[0])),
+      grounds: (under || []).map(text), clipped: clipped(element, box),
       inline, section: section(element),
     });
-    count(style.color, 12 * text.length);
+    for (const ink of inks) count(text(ink), 12 * words.length / inks.length);
   };
 
   const here = (address) => {
@@ -122,8 +150,9 @@
       const found = stops(style.backgroundImage);
       for (const colour of found) count(colour, rect.width * rect.height / found.length);
     }
-    if (parseFloat(style.borderTopWidth) > 0) {
-      count(style.borderTopColor, 2 * (rect.width + rect.height) * parseFloat(style.borderTopWidth));
+    for (const side of ['Top', 'Right', 'Bottom', 'Left']) {
+      const length = ['Top', 'Bottom'].includes(side) ? rect.width : rect.height;
+      count(style[`border${side}Color`], length * parseFloat(style[`border${side}Width`]));
     }
   }
   const root = document.documentElement;

@@ -63,12 +63,19 @@ def build_page(plan: Plan, flaws: Collection[Flaw] = ()) -> str:
   look = plan.settings()
   title, sections = read_sections(plan)
   first_image = next((asset.path for asset in plan.of("image")), "")
-  parts = []
-  for number, section in enumerate(sections):
+  parts, cards = [], list[str]()
+  for section in sections:
     paths = [p for p in section.paths if not ("missing" in flaws and p == first_image)]
     texts = section.texts[:1] if "texts" in flaws else section.texts
-    parts.append(_section(section.name, texts, [plan.asset(p) for p in paths], number, look, flaws))
-  navigation = "".join(f"<a href='#s{i}'>{_e(s.name.title())}</a>" for i, s in enumerate(sections))
+    assets = [plan.asset(p) for p in paths]
+    if not section.paths:
+      cards.append(_card(section.name, texts))
+      continue
+    parts += [_row(cards)] * bool(cards)
+    cards = []
+    parts.append(_section(section.name, texts, assets, len(parts), look, flaws))
+  parts += [_row(cards)] * bool(cards)
+  navigation = "".join(f"<span>{_e(section.name.title())}</span>" for section in sections[:5])
   return (
     f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{_e(title)}</title>"
     f"<style>{_style(look, flaws)}</style></head><body>"
@@ -76,6 +83,17 @@ def build_page(plan: Plan, flaws: Collection[Flaw] = ()) -> str:
     f"<main>{''.join(parts)}</main>"
     f"<footer><div class='in'><p>{_e(title)}</p></div></footer></body></html>"
   )
+
+
+def _row(cards: list[str]) -> str:
+  """Sections without assets, beside each other."""
+  return f"<div class='part'><div class='in cards'>{''.join(cards)}</div></div>"
+
+
+def _card(name: str, texts: tuple[str, ...]) -> str:
+  heading = f"<h3>{_e(texts[0])}</h3>" if texts else ""
+  body = "".join(f"<p>{_e(text)}</p>" for text in texts[1:])
+  return f"<article data-section='{_e(name)}'>{heading}{body}</article>"
 
 
 def _section(
@@ -100,7 +118,7 @@ def _section(
     inner = f"<div class='halves'>{''.join(halves[:: -1 if number % 2 else 1])}</div>"
   shade = " shade" if number % 2 else ""
   return (
-    f"<section id='s{number}' data-section='{_e(name)}' class='part{shade}'>"
+    f"<section data-section='{_e(name)}' class='part{shade}'>"
     f"<div class='in'>{inner}</div></section>"
   )
 
@@ -121,6 +139,7 @@ def _figure(asset: Asset, flaws: Collection[Flaw]) -> str:
 def _style(look: Mapping[str, str], flaws: Collection[Flaw]) -> str:
   ground, ink = look.get("ground", "#ffffff"), look.get("ink", "#1f2937")
   accent = look.get("accent", "#2563eb")
+  second, third = look.get("second", accent), look.get("third", accent)
   title, width = _number(look, "title", 44, 12, 160), _number(look, "width", 1080, 200, 4000)
   columns = _number(look, "columns", 1, 1, 3)
   on_accent = _readable_on(accent)
@@ -135,26 +154,34 @@ def _style(look: Mapping[str, str], flaws: Collection[Flaw]) -> str:
     f"header{{background:{accent};color:{on_accent};padding:28px 0}}",
     "header .in{display:flex;justify-content:space-between;align-items:center;gap:32px}",
     f"h1{{margin:0;font-size:{title}px;line-height:1.15}}",
-    f"nav{{display:flex;gap:22px;flex-wrap:wrap}}nav a{{color:{on_accent};text-decoration:none}}",
-    f"h2{{margin:0 0 14px;font-size:{max(18, round(0.66 * title))}px;line-height:1.2}}",
+    "nav{display:flex;gap:22px;flex-wrap:wrap}",
+    f"h2{{margin:0 0 14px;font-size:{max(18, round(0.66 * title))}px;line-height:1.2;"
+    f"border-left:8px solid {second};padding-left:16px}}",
     ".part{padding:52px 0}",
-    f".shade{{background:color-mix(in srgb,{accent} 9%,{ground})}}",
+    f".shade{{background:{_mixed(accent, 9, ground)}}}",
     ".halves{display:grid;grid-template-columns:1fr 1fr;gap:44px;align-items:center}",
     f".tiles{{display:grid;grid-template-columns:repeat({columns},1fr);gap:26px;margin-top:22px}}",
+    ".cards{display:grid;grid-template-columns:repeat(3,1fr);gap:26px}",
+    f"article{{padding:24px;border-radius:14px;border:1px solid {_mixed(accent, 30, ground)};"
+    f"border-top:6px solid {third}}}",
+    "h3{margin:0 0 12px;font-size:21px;line-height:1.25}",
     "p{margin:0 0 12px;max-width:62ch}",
     "figure{margin:16px 0 0;overflow:hidden;border-radius:14px}",
     ".halves figure,.tiles figure{margin:0}",
     "img,video{display:block;width:100%;height:auto;border-radius:14px}",
     ".tall{max-width:420px}.square{max-width:560px}",
-    ".chart{height:380px;padding:10px;"
-    f"border:1px solid color-mix(in srgb,{accent} 35%,{ground})}}",
+    f".chart{{height:380px;padding:10px;border:1px solid {_mixed(accent, 35, ground)}}}",
     "iframe{display:block;width:100%;height:100%;border:0}",
     ".squeezed img{height:120px}",
     f"footer{{background:{accent};color:{on_accent};padding:26px 0}}",
   ]
   if "overlap" in flaws:
-    lines.append("h2+p{margin-top:-46px}")
+    lines.append("h2+p,h3+p{margin-top:-46px}")
   return "".join(lines)
+
+
+def _mixed(one: str, share: int, other: str) -> str:
+  return f"color-mix(in srgb,{one} {share}%,{other})"
 
 
 def _number(look: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:

@@ -40,7 +40,7 @@ MOST_ASSETS = 40  # of a plan; ours
 _LONGEST = 60_000  # characters of a text; ours
 _PATH = re.compile(r"assets/[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.(png|mp4|html)")
 _NAMED = re.compile(r"(?<![\w/.-])assets/[\w./-]*?\.(?:png|mp4|html)\b")
-_SETTING = re.compile(r"\b([a-z]+)=([a-z0-9,#]+)")
+_SETTING = re.compile(r"\b([a-z]+)=([a-z0-9#]+)")
 
 
 class PlanError(ConfigError):
