@@ -25,8 +25,8 @@ import pathlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from agentjax.config import Config, ConfigError, FilePath, PositiveFloat, PositiveInt
@@ -48,6 +48,7 @@ _FLAGS = (
   "--autoplay-policy=no-user-gesture-required", "--host-resolver-rules=MAP * ~NOTFOUND",
   "--proxy-server=http://127.0.0.1:9", "--proxy-bypass-list=<-loopback>",
   "--force-webrtc-ip-handling-policy=disable_non_proxied_udp", "--remote-debugging-pipe",
+  "--disable-features=BackForwardCache,SpareRendererForSitePerProcess,Translate,PaintHolding",
 )  # fmt: skip
 # Puts the two ends of the pipe where Chromium expects them, then becomes it.
 _LAUNCH = (
@@ -128,10 +129,18 @@ def find_chromium(config: BrowserConfig, path: str = "browser") -> str:
   return found
 
 
+class _Tab(NamedTuple):
+  """A tab with a profile of its own."""
+
+  context: str
+  session: str
+
+
 class Browser:
   """A running Chromium; use it from one event loop, as ``async with Browser(config) as browser``.
 
-  Each page has a profile of its own, which is gone afterwards. Pages may be rendered at once.
+  Pages may be rendered at once, each in a tab with a profile of its own. A tab shows further pages,
+  as pages can run and store nothing; one whose page failed is closed.
   """
 
   def __init__(self, config: BrowserConfig):
@@ -141,6 +150,8 @@ class Browser:
     self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
     self._heard: dict[str, Callable[[str, dict[str, Any]], None]] = {}  # by session
     self._folder: tempfile.TemporaryDirectory[str] | None = None
+    self._free: list[_Tab] = []
+    self._closing: set[asyncio.Task[None]] = set()
 
   async def __aenter__(self) -> Browser:
     await self.start()
@@ -208,47 +219,64 @@ class Browser:
     """
     try:
       async with asyncio.timeout(self.config.timeout):
-        context = (await self._call("Target.createBrowserContext"))["browserContextId"]
+        tab = self._free.pop() if self._free else await self._open_tab()
         try:
-          return await self._render(context, files, script, frame_script, picture)
-        finally:
-          with contextlib.suppress(BrowserError, TimeoutError):
-            await self._call("Target.disposeBrowserContext", {"browserContextId": context})
+          rendered = await self._render(tab, files, script, frame_script, picture)
+        except BaseException:  # what the page did to its tab ends with it
+          self._do_later(self._close_tab(tab))
+          raise
+        self._free.append(tab)
+        return rendered
     except TimeoutError:
       raise BrowserError(f"the page took more than {self.config.timeout:g} s") from None
 
+  async def _open_tab(self) -> _Tab:
+    context = (await self._call("Target.createBrowserContext"))["browserContextId"]
+    settings = {"url": "about:blank", "browserContextId": context}
+    target = (await self._call("Target.createTarget", settings))["targetId"]
+    attached = await self._call("Target.attachToTarget", {"targetId": target, "flatten": True})
+    tab = _Tab(context, attached["sessionId"])
+    screen = {"width": self.config.width, "height": self.config.height}
+    for method, params in (
+      ("Page.enable", {}),
+      ("Network.setCacheDisabled", {"cacheDisabled": True}),
+      ("Fetch.enable", {"patterns": [{"urlPattern": "*"}]}),
+      ("Emulation.setEmulatedMedia", {"features": [_STILL]}),
+      (
+        "Emulation.setDeviceMetricsOverride",
+        {**screen, "deviceScaleFactor": 1, "mobile": False},
+      ),
+    ):
+      await self._call(method, params, tab.session)
+    return tab
+
+  async def _close_tab(self, tab: _Tab) -> None:
+    with contextlib.suppress(BrowserError):
+      await self._call("Target.disposeBrowserContext", {"browserContextId": tab.context})
+
+  def _do_later(self, work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.create_task(work)
+    self._closing.add(task)
+    task.add_done_callback(self._closing.discard)
+
   async def _render(
     self,
-    context: str,
+    tab: _Tab,
     files: Mapping[str, File],
     script: str,
     frame_script: str,
     picture: bool,
   ) -> Rendered:
-    width = self.config.width
-    target = (
-      await self._call("Target.createTarget", {"url": "about:blank", "browserContextId": context})
-    )["targetId"]
-    attached = await self._call("Target.attachToTarget", {"targetId": target, "flatten": True})
-    session: str = attached["sessionId"]
+    session = tab.session
     page = _Page(self, session, files)
     self._heard[session] = page.hear
     try:
-      for method, settings in (
-        ("Page.enable", {}),
-        ("Fetch.enable", {"patterns": [{"urlPattern": "*"}]}),
-        ("Emulation.setEmulatedMedia", {"features": [_STILL]}),
-        (
-          "Emulation.setDeviceMetricsOverride",
-          {"width": width, "height": self.config.height, "deviceScaleFactor": 1, "mobile": False},
-        ),
-      ):
-        await self._call(method, settings, session)
-      await self._call("Page.navigate", {"url": f"{ORIGIN}/index.html"}, session)
+      address = f"{ORIGIN}/index.html?{next(self._numbers)}"
+      await self._call("Page.navigate", {"url": address}, session)
       await page.loaded.wait()
       values = await self._measure(session, script)
       tree = (await self._call("Page.getFrameTree", {}, session))["frameTree"]
-      if tree["frame"]["url"].partition("#")[0] != f"{ORIGIN}/index.html":
+      if tree["frame"]["url"].partition("#")[0] != address:
         raise BrowserError(f"the page went to {tree['frame']['url'][:200]}")
       frames = {}
       for child in tree.get("childFrames", ()):
@@ -353,6 +381,10 @@ class Browser:
     """Ends the program and removes its folder."""
     if self._folder is None:
       return
+    self._free.clear()
+    for task in self._closing:
+      task.cancel()
+    await asyncio.gather(*self._closing, return_exceptions=True)
     with contextlib.suppress(BrowserError, TimeoutError, AttributeError):
       async with asyncio.timeout(5):
         await self._call("Browser.close")
