@@ -422,19 +422,19 @@ class _Page:
     if method == "Page.loadEventFired":
       self.loaded.set()
     elif method == "Page.javascriptDialogOpening":
-      self._do(self._call("Page.handleJavaScriptDialog", {"accept": False}))
+      self._do(lambda: self._call("Page.handleJavaScriptDialog", {"accept": False}))
     elif method == "Fetch.requestPaused":
-      self._do(self._answer(params))
+      self._do(lambda: self._answer(params))
 
   async def end(self) -> None:
     for task in self._answers:
       task.cancel()
     await asyncio.gather(*self._answers, return_exceptions=True)
 
-  def _do(self, work: Awaitable[Any]) -> None:
+  def _do(self, work: Callable[[], Awaitable[Any]]) -> None:
     async def quiet() -> None:
       with contextlib.suppress(BrowserError):  # the request is gone, or the browser
-        await work
+        await work()
 
     task = asyncio.create_task(quiet())
     self._answers.add(task)
