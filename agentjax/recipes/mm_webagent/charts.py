@@ -122,14 +122,14 @@ def make_option(asset: Asset, colours: Sequence[str] = (), ink: str = "#333333")
     pairs = zip(table.categories, values, strict=True)
     data = [{"name": name, "value": value} for name, value in pairs]
     radius = ["40%", "65%"] if re.search("do(ugh)?nut", asset.attributes["chart_type"]) else "60%"
-    series = [{"type": "pie", "radius": radius, "center": ["50%", "58%"], "data": data}]
-    return option | {"series": series}
+    pie = [{"type": "pie", "radius": radius, "center": ["50%", "58%"], "data": data}]
+    return option | {"series": pie}
   if kind not in DRAWN:
     kind = "bar"
   axis = {"axisLabel": {"color": ink}}
   several = len(table.series) > 1
   legend = {"legend": {"bottom": 0, "textStyle": {"color": ink}}} if several else {}
-  series = [
+  series: list[dict[str, Any]] = [
     {"type": kind, "name": name, "data": list(values)}
     | ({"areaStyle": {}} if "area" in asset.attributes["chart_type"].lower() else {})
     | ({"stack": "all"} if "stack" in asset.attributes["chart_type"].lower() else {})

@@ -127,7 +127,7 @@ def clip_facts(content: bytes) -> MediaFacts:
   grey = np.stack(frames).reshape(len(frames), -1, 3).mean(-1)
   steps = np.abs(np.diff(grey, axis=0)).mean(-1)
   return MediaFacts(
-    tuple(about["source_size"]),  # type: ignore[arg-type]
+    tuple(about["source_size"]),
     float(grey[0].std()),
     float(about["duration"]),
     float(steps.mean()) if len(steps) else 0.0,

@@ -103,14 +103,13 @@ def _requests() -> dict[str, Brief]:
   if _REQUEST.value is not None:
     return {"page": read_brief(_REQUEST.value)}
   found: dict[str, Brief] = {}
-  for line, row in read_jsonl(_PROMPTS.value):
+  path: str = _PROMPTS.value or ""
+  for line, row in read_jsonl(path):
     text, name = row.get("input"), str(row.get("file_id", line))
     if not isinstance(text, str) or not text.strip():
-      raise DataError("the row has no text 'input'", _PROMPTS.value, line)
+      raise DataError("the row has no text 'input'", path, line)
     if not _NAME.fullmatch(name) or name in found:
-      raise DataError(
-        f"file_id {name[:80]!r}; allowed: letters and digits, once", _PROMPTS.value, line
-      )
+      raise DataError(f"file_id {name[:80]!r}; allowed: letters and digits, once", path, line)
     found[name] = read_brief(text)
     if len(found) == _COUNT.value:
       break
