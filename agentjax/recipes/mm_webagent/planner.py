@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agentjax.recipes.mm_webagent.brief import Brief
-from agentjax.recipes.mm_webagent.facts import Rgb, contrast, distance, hex_colour
+from agentjax.recipes.mm_webagent.facts import Rgb, contrast, hex_colour
 from agentjax.recipes.mm_webagent.plan import Plan, read_plan
 
 _SENTENCE = re.compile(r"[^.!?\n]{20,}[.!?]")
@@ -150,7 +150,7 @@ def _roles(palette: Sequence[Rgb]) -> dict[str, str]:
   ground = light if contrast(light, black) > 12 else white
   inks = [c for c in palette if contrast(c, ground) >= 7]
   ink = inks[0] if inks else black
-  others = [c for c in palette if distance(c, ground) > 60 and c != ink]
+  others = [c for c in palette if contrast(c, ground) >= 1.8 and c != ink]
   accents = others or [(37.0, 99.0, 235.0)]
   roles = {"ground": ground, "ink": ink, "accent": accents[0]}
   roles |= dict(zip(("second", "third"), accents[1:], strict=False))
