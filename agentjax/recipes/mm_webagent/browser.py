@@ -190,7 +190,7 @@ class Browser:
     self._writer = asyncio.StreamWriter(transport, protocol, None, loop)
     self._listening = asyncio.create_task(self._listen())
     async with asyncio.timeout(60):
-      await self._call("Browser.getVersion")
+      await self.call("Browser.getVersion")
 
   def _environment(self) -> dict[str, str]:
     """Nothing of ours but where programs and fonts are; a home that goes away."""
@@ -231,10 +231,10 @@ class Browser:
       raise BrowserError(f"the page took more than {self.config.timeout:g} s") from None
 
   async def _open_tab(self) -> _Tab:
-    context = (await self._call("Target.createBrowserContext"))["browserContextId"]
+    context = (await self.call("Target.createBrowserContext"))["browserContextId"]
     settings = {"url": "about:blank", "browserContextId": context}
-    target = (await self._call("Target.createTarget", settings))["targetId"]
-    attached = await self._call("Target.attachToTarget", {"targetId": target, "flatten": True})
+    target = (await self.call("Target.createTarget", settings))["targetId"]
+    attached = await self.call("Target.attachToTarget", {"targetId": target, "flatten": True})
     tab = _Tab(context, attached["sessionId"])
     screen = {"width": self.config.width, "height": self.config.height}
     for method, params in (
@@ -247,12 +247,12 @@ class Browser:
         {**screen, "deviceScaleFactor": 1, "mobile": False},
       ),
     ):
-      await self._call(method, params, tab.session)
+      await self.call(method, params, tab.session)
     return tab
 
   async def _close_tab(self, tab: _Tab) -> None:
     with contextlib.suppress(BrowserError):
-      await self._call("Target.disposeBrowserContext", {"browserContextId": tab.context})
+      await self.call("Target.disposeBrowserContext", {"browserContextId": tab.context})
 
   def _do_later(self, work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.create_task(work)
@@ -272,10 +272,10 @@ class Browser:
     self._heard[session] = page.hear
     try:
       address = f"{ORIGIN}/index.html?{next(self._numbers)}"
-      await self._call("Page.navigate", {"url": address}, session)
+      await self.call("Page.navigate", {"url": address}, session)
       await page.loaded.wait()
       values = await self._measure(session, script)
-      tree = (await self._call("Page.getFrameTree", {}, session))["frameTree"]
+      tree = (await self.call("Page.getFrameTree", {}, session))["frameTree"]
       if tree["frame"]["url"].partition("#")[0] != address:
         raise BrowserError(f"the page went to {tree['frame']['url'][:200]}")
       frames = {}
@@ -292,7 +292,7 @@ class Browser:
   async def _picture(self, session: str, height: float) -> bytes:
     config = self.config
     height = min(max(height, config.height), config.most_height)
-    taken = await self._call(
+    taken = await self.call(
       "Page.captureScreenshot",
       {
         "format": "png",
@@ -305,7 +305,7 @@ class Browser:
 
   async def _measure(self, session: str, script: str) -> Any:
     """The script's value once nothing loads any more, or after a quarter of the time-out."""
-    frame = (await self._call("Page.getFrameTree", {}, session))["frameTree"]["frame"]["id"]
+    frame = (await self.call("Page.getFrameTree", {}, session))["frameTree"]["frame"]["id"]
     end = asyncio.get_running_loop().time() + self.config.timeout / 4
     while True:
       values = await self._evaluate(session, frame, script)
@@ -314,8 +314,8 @@ class Browser:
       await asyncio.sleep(0.1)
 
   async def _evaluate(self, session: str, frame: str, script: str) -> Any:
-    world = await self._call("Page.createIsolatedWorld", {"frameId": frame}, session)
-    found = await self._call(
+    world = await self.call("Page.createIsolatedWorld", {"frameId": frame}, session)
+    found = await self.call(
       "Runtime.evaluate",
       {
         "expression": script,
@@ -329,9 +329,14 @@ class Browser:
       raise BrowserError(f"measuring failed: {str(found['exceptionDetails'])[:400]}")
     return found["result"].get("value")
 
-  async def _call(
+  async def call(
     self, method: str, params: Mapping[str, Any] | None = None, session: str | None = None
   ) -> dict[str, Any]:
+    """The result of a method of the protocol, in a session or of the browser.
+
+    Raises:
+      BrowserError: it failed, or the browser has ended.
+    """
     number = next(self._numbers)
     message: dict[str, Any] = {"id": number, "method": method, "params": params or {}}
     if session is not None:
@@ -387,7 +392,7 @@ class Browser:
     await asyncio.gather(*self._closing, return_exceptions=True)
     with contextlib.suppress(BrowserError, TimeoutError, AttributeError):
       async with asyncio.timeout(5):
-        await self._call("Browser.close")
+        await self.call("Browser.close")
     process = getattr(self, "_process", None)
     if process is not None:
       with contextlib.suppress(ProcessLookupError):
@@ -441,7 +446,7 @@ class _Page:
     task.add_done_callback(self._answers.discard)
 
   async def _call(self, method: str, params: Mapping[str, Any]) -> None:
-    await self._browser._call(method, params, self._session)
+    await self._browser.call(method, params, self._session)
 
   async def _answer(self, params: dict[str, Any]) -> None:
     url: str = params["request"]["url"]
