@@ -5,7 +5,8 @@ r"""A small policy learns to plan web pages that score well in the browser (MM-W
 
 A request names colours, an image and a chart; the policy makes ten choices, of which rules make a
 plan and a page; Chromium shows it, and what is measured of it is the reward. Demonstrations are
-right in half of their choices. The source trains nothing: this world and all its figures are ours.
+right in half of their choices. The source trains nothing: this world and all its settings are
+ours. No figure of it has been measured.
 """
 
 from agentjax.data import DataConfig
