@@ -1,0 +1,422 @@
+"""Charts: from a table to an option of ECharts, checked against the table, drawn without a network.
+
+An option is plain JSON, so a model that writes one writes no code. With the file of ECharts (the
+npm package ``echarts``, dist/echarts.min.js) a frame draws it by that library. Without the file we
+draw bars, lines, pies and points ourselves, as SVG.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from agentjax.recipes.mm_webagent.facts import ChartFacts
+from agentjax.recipes.mm_webagent.issues import Issue
+from agentjax.recipes.mm_webagent.plan import Asset
+
+LIBRARY = "lib/echarts.min.js"  # where frames find the library
+DRAW = "lib/draw.js"
+DRAWN = ("bar", "line", "pie", "scatter")  # by us
+COLOURS = ("#2563eb", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#06b6d4")
+
+# What a chart type in words means for ECharts; the first word that fits decides.
+_TYPES = (
+  ("pie", "pie"), ("doughnut", "pie"), ("donut", "pie"), ("scatter", "scatter"),
+  ("bubble", "scatter"), ("radar", "radar"), ("heat", "heatmap"), ("funnel", "funnel"),
+  ("gauge", "gauge"), ("treemap", "treemap"), ("sankey", "sankey"), ("area", "line"),
+  ("line", "line"), ("bar", "bar"), ("column", "bar"), ("histogram", "bar"),
+)  # fmt: skip
+_CHECKED = ("bar", "line", "pie", "scatter")  # types whose data is compared with the table
+_TOLERANCE = 0.005  # of a value, relative; labels are often rounded
+_MOST_CELLS = 4000
+
+DRAW_SCRIPT = """
+const option = JSON.parse(document.getElementById('option').textContent);
+option.animation = false;
+try {
+  const chart = echarts.init(document.getElementById('chart'), null, {renderer: 'svg'});
+  chart.setOption(option);
+} catch (error) {
+  document.body.dataset.error = String(error).slice(0, 300);
+}
+"""
+
+
+class Table(NamedTuple):
+  """Categories and one column of numbers for each series; NaN where a cell holds none."""
+
+  label: str
+  categories: tuple[str, ...]
+  series: Mapping[str, tuple[float, ...]]
+
+
+def read_table(markdown: str) -> Table | None:
+  """The first table of a Markdown text; None if there is none with a number in its second column.
+
+  Rows are lines with ``|``. Signs of currencies, per cent and thousands are left out of numbers.
+  """
+  rows = [
+    [cell.strip() for cell in line.strip().strip("|").split("|")]
+    for line in markdown.splitlines()
+    if line.count("|") >= 1
+  ]
+  ruled = [i for i, row in enumerate(rows) if all(re.fullmatch(r":?-+:?", c) for c in row)]
+  if ruled:  # the line under a header, which may follow text with such signs
+    rows = [*rows[max(ruled[0] - 1, 0) : ruled[0]], *rows[ruled[0] + 1 :]]
+  rows = rows[: _MOST_CELLS // max(len(rows[0]), 1)] if rows else rows
+  if len(rows) < 2 or len(rows[0]) < 2:
+    return None
+  header, *body = rows
+  body = [row for row in body if len(row) == len(header)]
+  if not body or math.isnan(read_number(body[0][1])):
+    return None
+  return Table(
+    header[0],
+    tuple(row[0] for row in body),
+    {
+      name: tuple(read_number(row[i]) for row in body)
+      for i, name in enumerate(header[1:], 1)
+      if not math.isnan(read_number(body[0][i]))
+    },
+  )
+
+
+def read_number(text: str) -> float:
+  """``$1,200`` -> 1200, ``45%`` -> 45; NaN if there is no number."""
+  found = re.fullmatch(r"[^\d+.-]{0,3}([+-]?[\d,]*\.?\d+)\s*([kKmM%]?)\D{0,12}", text.strip())
+  if found is None:
+    return math.nan
+  scale = {"k": 1e3, "m": 1e6}.get(found[2].lower(), 1.0)
+  return float(found[1].replace(",", "")) * scale
+
+
+def chart_type(text: str) -> str:
+  """The series type of ECharts that words such as "stacked bar chart" mean; "bar" if none fits."""
+  lower = text.lower()
+  return next((kind for word, kind in _TYPES if word in lower), "bar")
+
+
+def make_option(asset: Asset, colours: Sequence[str] = (), ink: str = "#333333") -> dict[str, Any]:
+  """An option that shows the asset's table as its type; the built-in executor of charts.
+
+  Args:
+    asset: a chart.
+    colours: of the series, as hex; ours if there are none.
+    ink: of texts and axes.
+  """
+  kind, table = chart_type(asset.attributes["chart_type"]), read_table(asset.source_data)
+  option: dict[str, Any] = {
+    "color": list(colours) or list(COLOURS),
+    "backgroundColor": "transparent",
+    "textStyle": {"color": ink},
+    "title": {"text": _title(asset), "left": "center", "textStyle": {"color": ink, "fontSize": 15}},
+  }
+  if table is None:
+    return option | {"series": []}
+  if kind == "pie":
+    values = next(iter(table.series.values()))
+    pairs = zip(table.categories, values, strict=True)
+    data = [{"name": name, "value": value} for name, value in pairs]
+    radius = ["40%", "65%"] if re.search("do(ugh)?nut", asset.attributes["chart_type"]) else "60%"
+    pie = [{"type": "pie", "radius": radius, "center": ["50%", "58%"], "data": data}]
+    return option | {"series": pie}
+  if kind not in DRAWN:
+    kind = "bar"
+  axis = {"axisLabel": {"color": ink}}
+  several = len(table.series) > 1
+  legend = {"legend": {"bottom": 0, "textStyle": {"color": ink}}} if several else {}
+  series: list[dict[str, Any]] = [
+    {"type": kind, "name": name, "data": list(values)}
+    | ({"areaStyle": {}} if "area" in asset.attributes["chart_type"].lower() else {})
+    | ({"stack": "all"} if "stack" in asset.attributes["chart_type"].lower() else {})
+    for name, values in table.series.items()
+  ]
+  names = {"name": next(iter(table.series)), "nameTextStyle": {"color": ink}} if not several else {}
+  return (
+    option
+    | legend
+    | {
+      "grid": {"left": 48, "right": 20, "top": 56, "bottom": 52, "containLabel": True},
+      "xAxis": {"type": "category", "data": list(table.categories), **axis},
+      "yAxis": {"type": "value", **axis, **names},
+      "series": series,
+    }
+  )
+
+
+def _title(asset: Asset) -> str:
+  quoted = re.search(r"[“\"]([^”\"]{3,60})[”\"]", asset.prompt)
+  return quoted[1] if quoted else asset.path[7:-5].replace("_", " ").replace("-", " ").title()
+
+
+# ------------------------------------------------------------------------------------------ checks
+
+
+def chart_issues(asset: Asset, option: Mapping[str, Any]) -> list[Issue]:
+  """Where an option differs from the table of its asset.
+
+  Compared are the type, categories, series and every value; a chart with a table that cannot be
+  read, or of a type whose data has another form, is only asked for data at all. A wrong value is an
+  issue each, up to five.
+  """
+  shown = list(_series(option))
+  if not any(values for _, _, _, values in shown):
+    return [Issue("chart", "chart_blank", "the chart has no data", asset.path)]
+  issues: list[Issue] = []
+
+  def add(code: str, detail: str) -> None:
+    issues.append(Issue("chart", code, detail, asset.path))
+
+  wanted = chart_type(asset.attributes["chart_type"])
+  kinds = {kind for kind, *_ in shown}
+  if wanted not in kinds:
+    add("chart_type", f"it is {', '.join(sorted(kinds))}; the plan wants {wanted}")
+  if not _text_of(option.get("title")):
+    add("chart_title", "it has no title")
+  if len(shown) > 1 and "legend" not in option:
+    add("chart_legend", f"it has {len(shown)} series and no legend")
+  table = read_table(asset.source_data)
+  if table is not None and kinds <= set(_CHECKED):
+    for code, detail in _data_faults(table, shown):
+      add(code, detail)
+  return issues
+
+
+def drawn_issues(asset: Asset, option: Mapping[str, Any], facts: ChartFacts | None) -> list[Issue]:
+  """What is wrong with a chart as its frame shows it."""
+  if facts is None:
+    return []
+  if facts.error or not facts.marks:
+    why = facts.error or "nothing is drawn"
+    return [Issue("chart", "chart_blank", f"the frame is blank: {why}", asset.path)]
+  issues = []
+  points = sum(len(values) for kind, _, _, values in _series(option) if kind in ("bar", "pie"))
+  if facts.marks < points:
+    detail = f"{facts.marks} marks are drawn for {points} values"
+    issues.append(Issue("chart", "chart_marks", detail, asset.path))
+  if facts.outside:
+    detail = f"texts leave the frame: {', '.join(facts.outside[:3])}"
+    issues.append(Issue("chart", "chart_outside", detail, asset.path))
+  return issues
+
+
+def _data_faults(
+  table: Table, shown: Sequence[tuple[str, str, tuple[str, ...], tuple[float, ...]]]
+) -> Iterator[tuple[str, str]]:
+  """(code, detail) of each difference between a table and the series that are shown."""
+  by_name = {name.lower(): (names, values) for _, name, names, values in shown}
+  wrong = 0
+  columns = list(table.series.items())
+  if any(kind == "pie" for kind, *_ in shown):
+    columns = columns[:1]
+  for number, (name, column) in enumerate(columns):
+    found = by_name.get(name.lower())
+    if found is None and number < len(shown) and len(columns) == len(shown):
+      found = shown[number][2:]  # a series without this name, at its place
+    if found is None:
+      yield "chart_series", f"the series {name!r} is missing"
+      continue
+    at = {category.lower(): value for category, value in zip(*found, strict=False)}
+    for category, value in zip(table.categories, column, strict=True):
+      if math.isnan(value):
+        continue
+      seen = at.pop(category.lower(), None)
+      if seen is None:
+        wrong += 1
+        if wrong <= 5:
+          yield "chart_missing", f"{name}: {category!r} is missing"
+      elif not math.isclose(seen, value, rel_tol=_TOLERANCE, abs_tol=1e-9):
+        wrong += 1
+        if wrong <= 5:
+          yield "chart_value", f"{name}, {category}: it shows {seen:g}; the table has {value:g}"
+    if at:
+      extra = ", ".join(list(at)[:3])
+      yield "chart_extra", f"{name}: it shows what the table has not: {extra}"
+  if len(shown) > len(columns):
+    yield "chart_extra", f"it shows {len(shown)} series; the table has {len(columns)}"
+
+
+def _series(
+  option: Mapping[str, Any],
+) -> Iterator[tuple[str, str, tuple[str, ...], tuple[float, ...]]]:
+  """(type, name, categories, values) of each series."""
+  series = option.get("series")
+  for one in series if isinstance(series, list) else [series]:
+    if not isinstance(one, dict):
+      continue
+    data = one.get("data")
+    data = data if isinstance(data, list) else []
+    axis = next((a for a in (_axis(option, "xAxis"), _axis(option, "yAxis")) if a), ())
+    names, values = [], []
+    for number, point in enumerate(data[:_MOST_CELLS]):
+      name = axis[number] if number < len(axis) else str(number)
+      value = point
+      if isinstance(point, dict):
+        name, value = str(point.get("name", name)), point.get("value")
+      if isinstance(value, list) and value:
+        if len(value) > 1 and isinstance(value[0], str):
+          name = value[0]
+        elif len(value) > 1 and not axis:
+          name = f"{value[0]:g}" if isinstance(value[0], int | float) else name
+        value = value[-1]
+      if isinstance(value, int | float) and not isinstance(value, bool):
+        names.append(name)
+        values.append(float(value))
+    yield str(one.get("type", "")), str(one.get("name", "")), tuple(names), tuple(values)
+
+
+def _axis(option: Mapping[str, Any], name: str) -> tuple[str, ...]:
+  """The categories of an axis."""
+  axis = option.get(name)
+  axis = axis[0] if isinstance(axis, list) and axis else axis
+  data = axis.get("data") if isinstance(axis, dict) else None
+  if not isinstance(data, list):
+    return ()
+  return tuple(str(d.get("value", "")) if isinstance(d, dict) else str(d) for d in data)
+
+
+def _text_of(title: Any) -> str:
+  title = title[0] if isinstance(title, list) and title else title
+  return str(title.get("text") or "").strip() if isinstance(title, dict) else ""
+
+
+# ----------------------------------------------------------------------------------------- drawing
+
+
+def chart_page(option: Mapping[str, Any], *, library: bool) -> str:
+  """The document of a frame that draws an option.
+
+  Args:
+    option: plain JSON.
+    library: whether ``LIBRARY`` is there; else we draw it as SVG.
+  """
+  head = (
+    "<!doctype html><meta charset='utf-8'><style>html,body{margin:0;height:100%;"
+    "background:transparent;overflow:hidden}#chart{width:100%;height:100vh}</style>"
+  )
+  if not library:
+    return f"{head}<div id='chart'>{draw_svg(option)}</div>"
+  data = json.dumps(option).replace("<", "\\u003c")
+  return (
+    f"{head}<div id='chart'></div><script id='option' type='application/json'>{data}</script>"
+    f"<script src='../{LIBRARY}'></script><script src='../{DRAW}'></script>"
+  )
+
+
+_WIDTH, _HEIGHT = 640, 400
+
+
+def draw_svg(option: Mapping[str, Any]) -> str:
+  """An option as SVG; every mark of data has the class "mark". Other types are drawn as bars."""
+  colours = option.get("color")
+  colours = [str(c) for c in colours] if isinstance(colours, list) and colours else list(COLOURS)
+  style = option.get("textStyle")
+  ink = str(style.get("color", "#333")) if isinstance(style, dict) else "#333"
+  shown = [(k, n, names, values) for k, n, names, values in _series(option) if values]
+  parts = [_label(_WIDTH / 2, 26, _text_of(option.get("title")), ink, 16, "middle")]
+  if shown and shown[0][0] == "pie":
+    parts += _draw_pie(shown[0], colours, ink)
+  elif shown:
+    parts += _draw_axes(shown, colours, ink)
+    if "legend" in option:
+      parts += _draw_legend([name for _, name, *_ in shown], colours, ink)
+  return (
+    f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {_HEIGHT}' width='100%' "
+    f"height='100%' font-family='sans-serif'>{''.join(parts)}</svg>"
+  )
+
+
+def _label(x: float, y: float, text: str, ink: str, size: int = 12, anchor: str = "middle") -> str:
+  return (
+    f"<text x='{x:.1f}' y='{y:.1f}' fill='{html.escape(ink)}' font-size='{size}' "
+    f"text-anchor='{anchor}'>{html.escape(text[:40])}</text>"
+  )
+
+
+def _draw_legend(names: Sequence[str], colours: Sequence[str], ink: str) -> Iterator[str]:
+  step = _WIDTH / (len(names) + 1)
+  for i, name in enumerate(names):
+    x = step * (i + 0.6)
+    colour = html.escape(colours[i % len(colours)])
+    yield f"<rect x='{x:.1f}' y='380' width='12' height='12' fill='{colour}'/>"
+    yield _label(x + 18, 391, name[:16], ink, 12, "start")
+
+
+def _draw_pie(
+  shown: tuple[str, str, tuple[str, ...], tuple[float, ...]], colours: Sequence[str], ink: str
+) -> Iterator[str]:
+  _, _, names, values = shown
+  values = tuple(max(v, 0.0) for v in values)
+  total, angle = sum(values) or 1.0, -math.pi / 2
+  x0, y0, r = _WIDTH / 2, 220.0, 130.0
+  for i, (name, value) in enumerate(zip(names, values, strict=True)):
+    turn = min(value / total, 0.9999) * 2 * math.pi
+    x1, y1 = x0 + r * math.cos(angle), y0 + r * math.sin(angle)
+    x2, y2 = x0 + r * math.cos(angle + turn), y0 + r * math.sin(angle + turn)
+    yield (
+      f"<path class='mark' fill='{html.escape(colours[i % len(colours)])}' d='M{x0} {y0}L{x1:.1f} "
+      f"{y1:.1f}A{r} {r} 0 {int(turn > math.pi)} 1 {x2:.1f} {y2:.1f}Z'/>"
+    )
+    middle = angle + turn / 2
+    side = "start" if math.cos(middle) >= 0 else "end"
+    x, y = x0 + 1.1 * r * math.cos(middle), y0 + 1.1 * r * math.sin(middle) + 4
+    yield _label(x, y, f"{name[:18]} {100 * value / total:.0f}%", ink, 12, side)
+    angle += turn
+
+
+def _draw_axes(
+  shown: Sequence[tuple[str, str, tuple[str, ...], tuple[float, ...]]],
+  colours: Sequence[str],
+  ink: str,
+) -> Iterator[str]:
+  names = max((n for _, _, n, _ in shown), key=len)
+  values = [v for *_, one in shown for v in one]
+  low, high = min(0.0, *values), max(0.0, *values)
+  high = high if high > low else low + 1.0
+  left, top, width, height = 60.0, 52.0, 556.0, 272.0
+
+  def at(value: float) -> float:
+    return top + height * (high - value) / (high - low)
+
+  ink_ = html.escape(ink)
+  for i in range(5):
+    value = low + (high - low) * i / 4
+    y = at(value)
+    yield (
+      f"<line x1='{left}' x2='{left + width}' y1='{y:.1f}' y2='{y:.1f}' stroke='{ink_}' "
+      "stroke-opacity='.15'/>"
+    )
+    yield _label(left - 8, y + 4, f"{value:.4g}", ink, 12, "end")
+  step = width / len(names)
+  every = math.ceil(len(names) / 14)
+  for i, name in enumerate(names):
+    if i % every == 0:
+      most = max(3, int(step * every / 7))
+      yield _label(left + step * (i + 0.5), top + height + 20, name[:most], ink)
+  bars = [s for s in shown if s[0] not in ("line", "scatter")]
+  wide = 0.7 * step / max(len(bars), 1)
+  for number, one in enumerate(shown):
+    kind, _, _, series = one
+    colour = html.escape(colours[number % len(colours)])
+    centres = [left + step * (i + 0.5) for i in range(len(series))]
+    if one in bars:
+      shift = (bars.index(one) - len(bars) / 2) * wide
+      for x, value in zip(centres, series, strict=True):
+        y, bottom = sorted((at(value), at(0)))
+        yield (
+          f"<rect class='mark' x='{x + shift:.1f}' y='{y:.1f}' width='{0.92 * wide:.1f}' "
+          f"height='{max(bottom - y, 0.5):.1f}' fill='{colour}'/>"
+        )
+      continue
+    pairs = [f"{x:.1f},{at(v):.1f}" for x, v in zip(centres, series, strict=True)]
+    if kind == "line":
+      yield (
+        f"<polyline points='{' '.join(pairs)}' fill='none' stroke='{colour}' stroke-width='3'/>"
+      )
+    for pair in pairs:
+      x_, y_ = pair.split(",")
+      yield f"<circle class='mark' cx='{x_}' cy='{y_}' r='4' fill='{colour}'/>"

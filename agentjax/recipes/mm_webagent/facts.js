@@ -1,0 +1,165 @@
+// What is measured of a page; evaluated in an isolated world, so that a page's own scripts, if it
+// could run any, could change nothing here. Returns plain JSON; see facts.py.
+(() => {
+  const limit = 400;
+  const top = (rect) => [rect.x + scrollX, rect.y + scrollY, rect.width, rect.height];
+  const seen = (element) => {
+    const style = getComputedStyle(element);
+    return style.visibility === 'visible' && Number(style.opacity) > 0.05 &&
+      style.display !== 'none';
+  };
+  // Any colour of CSS as [red, green, blue, alpha], read from a painted pixel.
+  const canvas = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
+  const pixels = new Map();
+  const pixel = (colour) => {
+    if (!pixels.has(colour)) {
+      canvas.clearRect(0, 0, 1, 1);
+      canvas.fillStyle = 'rgba(0, 0, 0, 0)';
+      canvas.fillStyle = colour;
+      canvas.fillRect(0, 0, 1, 1);
+      const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+      pixels.set(colour, [r, g, b, a / 255]);
+    }
+    return pixels.get(colour);
+  };
+  const clear = (colour) => pixel(colour)[3] < 0.05;
+  const over = (top, under) => [0, 1, 2].map((i) => top[i] * top[3] + under[i] * (1 - top[3]))
+    .concat(1);
+  const text = (p) => `rgb(${p.slice(0, 3).map(Math.round).join(', ')})`;
+  const stops = (image) =>
+    (image.match(/(?:rgba?|hsla?|color|lab|lch|oklab|oklch)\([^()]*\)/g) || [])
+      .filter((colour) => !clear(colour));
+  const inText = (style) => style.webkitBackgroundClip === 'text';
+
+  // The colours that may stand behind an element, as pixels; null where a picture does.
+  const behind = (at) => {
+    if (!at) return [[255, 255, 255, 1]];
+    const style = getComputedStyle(at);
+    if (inText(style)) return behind(at.parentElement);
+    if (style.backgroundImage.includes('url(')) return null;
+    const gradient = style.backgroundImage.includes('gradient') ? stops(style.backgroundImage) : [];
+    const layer = gradient.length ? gradient :
+      clear(style.backgroundColor) ? [] : [style.backgroundColor];
+    const own = layer.map(pixel);
+    if (own.length && own.every((p) => p[3] > 0.99)) return own;
+    if (!own.length && ['absolute', 'fixed'].includes(style.position) && at.parentElement) {
+      const mine = at.getBoundingClientRect();
+      for (const media of document.querySelectorAll('img,video')) {
+        const other = media.getBoundingClientRect();
+        if (mine.x < other.right && other.x < mine.right && mine.y < other.bottom &&
+            other.y < mine.bottom) return null;
+      }
+    }
+    const under = behind(at.parentElement);
+    if (!own.length || !under) return under;
+    return own.flatMap((p) => under.map((u) => over(p, u))).slice(0, 16);
+  };
+
+  const sections = new Map();
+  const section = (element) => {
+    const part = element.closest('section,article,header,footer,nav,main,[data-section]');
+    if (!part) return '';
+    if (!sections.has(part)) {
+      const heading = part.querySelector('h1,h2,h3');
+      sections.set(part, [part.dataset.section, part.id, part.getAttribute('aria-label'),
+        part.tagName, heading && heading.textContent].filter(Boolean).join(' ')
+        .toLowerCase().slice(0, 160));
+    }
+    return sections.get(part);
+  };
+
+  const texts = [], shown = [], colours = new Map();
+  const count = (colour, amount) => {
+    if (!(amount > 0) || clear(colour)) return;
+    const name = text(pixel(colour));
+    colours.set(name, (colours.get(name) || 0) + amount);
+  };
+
+  const clipped = (element, box) => {
+    for (let at = element; at && at !== document.body; at = at.parentElement) {
+      const style = getComputedStyle(at);
+      if (style.overflowX === 'visible' && style.overflowY === 'visible') continue;
+      if (['auto', 'scroll'].includes(style.overflowX)) continue;
+      const frame = at.getBoundingClientRect();
+      if (box.x < frame.x - 2 || box.right > frame.right + 2 || box.y < frame.y - 2 ||
+          box.bottom > frame.bottom + 2) return true;
+    }
+    return box.right + scrollX < 1 || box.bottom + scrollY < 1;
+  };
+
+  const readText = (element, style) => {
+    const own = [...element.childNodes].filter((n) => n.nodeType === 3 && n.data.trim());
+    if (!own.length || texts.length >= limit) return;
+    const inline = style.display.startsWith('inline') && style.display === 'inline';
+    const range = document.createRange();
+    if (inline) range.selectNodeContents(element);
+    else { range.setStartBefore(own[0]); range.setEndAfter(own[own.length - 1]); }
+    const box = range.getBoundingClientRect();
+    if (box.width < 1 || box.height < 1) return;
+    const words = (inline ? own.map((n) => n.data).join(' ') : range.toString())
+      .replace(/\s+/g, ' ').trim();
+    const under = behind(element);
+    const inks = inText(style) && stops(style.backgroundImage).length ?
+      stops(style.backgroundImage).map(pixel) : [pixel(style.color)];
+    texts.push({
+      box: top(box), text: words.slice(0, 200), tag: element.tagName.toLowerCase(),
+      size: parseFloat(style.fontSize), weight: parseFloat(style.fontWeight) || 400,
+      family: style.fontFamily.split(',')[0].replace(/["']/g, '').trim(),
+      colour: text(over(inks[0], (under || [[255, 255, 255, 1]])[0])),
+      grounds: (under || []).map(text), clipped: clipped(element, box),
+      inline, section: section(element),
+    });
+    for (const ink of inks) count(text(ink), 12 * words.length / inks.length);
+  };
+
+  const here = (address) => {
+    const url = new URL(address, document.baseURI);
+    return url.origin === location.origin ? url.pathname.slice(1) : url.href.slice(0, 200);
+  };
+  const show = (element, source, natural, loaded, background) => {
+    if (shown.length >= limit || !source) return;
+    shown.push({
+      source: here(source), box: top(element.getBoundingClientRect()), natural, loaded,
+      fit: getComputedStyle(element).objectFit, background, section: section(element),
+    });
+  };
+
+  for (const element of document.body ? document.body.querySelectorAll('*') : []) {
+    const style = getComputedStyle(element), rect = element.getBoundingClientRect();
+    if (['SCRIPT', 'STYLE', 'TEMPLATE', 'NOSCRIPT'].includes(element.tagName)) continue;
+    if (!seen(element)) continue;
+    const behind = ['absolute', 'fixed'].includes(style.position);
+    if (element.tagName === 'IMG') {
+      const loaded = element.complete && element.naturalWidth > 0;
+      show(element, element.currentSrc || element.src,
+        [element.naturalWidth, element.naturalHeight], loaded, behind);
+    } else if (element.tagName === 'VIDEO') {
+      const child = element.querySelector('source');
+      show(element, element.currentSrc || element.src || (child && child.src),
+        [element.videoWidth, element.videoHeight], element.readyState >= 1, behind);
+    } else if (element.tagName === 'IFRAME') {
+      show(element, element.src, [0, 0], true, behind);
+    } else {
+      for (const match of style.backgroundImage.matchAll(/url\("?([^")]+)"?\)/g)) {
+        if (!match[1].startsWith('data:')) show(element, match[1], [0, 0], true, true);
+      }
+      readText(element, style);
+    }
+    count(style.backgroundColor, rect.width * rect.height);
+    if (style.backgroundImage.includes('gradient')) {
+      const found = stops(style.backgroundImage);
+      for (const colour of found) count(colour, rect.width * rect.height / found.length);
+    }
+    for (const side of ['Top', 'Right', 'Bottom', 'Left']) {
+      const length = ['Top', 'Bottom'].includes(side) ? rect.width : rect.height;
+      count(style[`border${side}Color`], length * parseFloat(style[`border${side}Width`]));
+    }
+  }
+  const root = document.documentElement;
+  count(getComputedStyle(document.body || root).backgroundColor, innerWidth * root.scrollHeight);
+  return {
+    viewport: [innerWidth, innerHeight], content: [root.scrollWidth, root.scrollHeight],
+    texts, shown, colours: [...colours].slice(0, 200), waiting: [...document.querySelectorAll(
+      'img,video')].some((m) => m.tagName === 'IMG' ? !m.complete : m.readyState < 2 && !m.error),
+  };
+})()

@@ -1,0 +1,69 @@
+import dataclasses
+import importlib.util
+import json
+
+import pytest
+
+from agentjax.recipes.mm_webagent import draw
+from agentjax.recipes.mm_webagent.charts import chart_page, draw_svg, make_option
+from tests.recipes.mm_webagent.pages import PLAN
+
+_IMAGE, _FILM = PLAN.asset("assets/hero.png"), PLAN.asset("assets/film.mp4")
+_CHART = PLAN.asset("assets/sold.html")
+
+
+@pytest.mark.parametrize(
+  "prompt", ["A lake", "A city", "Three people", "A desk with a laptop", "Something"]
+)
+def test_a_drawing_has_its_size_and_is_no_single_colour(prompt):
+  asset = dataclasses.replace(_IMAGE, prompt=prompt, size=(256, 160))
+  content = draw.draw_image(asset)
+  found = draw.image_facts(content)
+  assert found.size == (256, 160) and found.spread > 8 and not found.error
+  assert content == draw.draw_image(asset) != draw.draw_image(asset, ((200.0, 30.0, 30.0),))
+
+
+def test_what_is_no_picture_is_told():
+  assert "cannot be read" in draw.image_facts(b"<svg/>").error
+  whole = draw.draw_image(dataclasses.replace(_IMAGE, size=(64, 64)))
+  assert draw.image_facts(whole[:200]).error
+
+
+@pytest.mark.skipif(
+  importlib.util.find_spec("imageio_ffmpeg") is None, reason="needs the extra [pages]"
+)
+def test_a_clip_has_its_size_moves_and_loops():
+  asset = dataclasses.replace(_FILM, size=(320, 180), seconds=2, prompt="A city at night")
+  found = draw.clip_facts(draw.draw_clip(asset))
+  assert found.size == (320, 180) and abs(found.seconds - 2) < 0.2
+  assert found.motion > 0.05 and found.seam < 8 * found.motion
+  still = dataclasses.replace(asset, attributes={**asset.attributes, "motion_intensity": "none"})
+  assert draw.clip_facts(draw.draw_clip(still)).motion < 0.05
+  assert "cannot be read" in draw.clip_facts(b"no film").error
+
+
+def test_without_ffmpeg_the_extra_is_named(monkeypatch):
+  def missing(name):
+    raise ImportError(name)
+
+  monkeypatch.setattr(draw.importlib, "import_module", missing)
+  with pytest.raises(ImportError, match=r"agentjax\[pages\]"):
+    draw.draw_clip(_FILM)
+
+
+@pytest.mark.parametrize("kind", ["bar", "line", "pie", "scatter", "stacked area"])
+def test_our_drawing_of_a_chart_has_a_mark_for_each_value(kind):
+  asset = dataclasses.replace(
+    _CHART, attributes={**_CHART.attributes, "chart_type": f"{kind} chart"}
+  )
+  svg = draw_svg(make_option(asset))
+  assert svg.count("class='mark'") == 3 and ">Sold<" in svg and "Feb" in svg
+
+
+def test_texts_of_a_chart_are_escaped():
+  option = make_option(_CHART) | {"title": {"text": "</script><script>alert(1)</script>"}}
+  assert "<script>alert" not in draw_svg(option)
+  page = chart_page(option, library=True)
+  assert "<script>alert" not in page and page.count("</script>") == 3
+  hidden = page.partition("application/json'>")[2].partition("</script>")[0]
+  assert json.loads(hidden) == option
