@@ -13,7 +13,8 @@ them is computed again but for the first taps of each convolution.
 * ``methods``: the same documents whole, joined, or computed again in part, to compare with.
 * ``library``, ``contexts``: known documents, and an engine whose contexts read them as packets.
 * ``config``, ``report``: the same in a run, and what it tells of it.
-* ``reading``, ``lessons``, ``train``: questions over real passages, as tasks and for an adapter.
+* ``reading``, ``lessons``, ``learn``: questions over real passages, as tasks and for an adapter;
+  ``train`` is the command.
 
 The general parts are in the core: ``models.pieces`` runs and joins pieces by ``BlockKind.join``
 (keys are turned from where they were computed, in float32, never twice; states follow each other as

@@ -9,6 +9,7 @@ and ``mismatch/*`` of a run shows how far that is from what was sampled.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,7 +76,9 @@ class PacketEngine:
     self._engine, self._store, self._adapter = engine, store, adapter
     self.library = Library() if recompute else library
     self._maker: tuple[Weights, PacketMaker] | None = None
-    self._held: dict[int, tuple[HeldPiece, PacketKey]] = {}
+    # In pages, by number, the longest unread first; only the thread of the lane uses them.
+    self._held: collections.OrderedDict[int, tuple[HeldPiece, PacketKey, int]]
+    self._held, self._held_bytes = collections.OrderedDict(), 0
     self.saved_tokens = 0
 
   def __getattr__(self, name: str) -> Any:
@@ -84,32 +87,38 @@ class PacketEngine:
   def publish(self, params: Params, version: int) -> None:
     """As of an engine; packets of other weights are no longer used."""
     self._engine.publish(params, version)
-    self._held, self._maker = {}, None
+    self._maker = None
 
   async def release_weights(self) -> None:
     """As of an engine."""
     await self._engine.release_weights()
-    self._held, self._maker = {}, None
+    self._maker = None
 
   async def packet(self, number: int) -> tuple[HeldPiece, PacketKey]:
-    """That of a document of the library, of the weights in use; made where it was not yet."""
-    found = self._held.get(number)
-    if found is None or found[0].version != self._engine.version:
-      found = await self._engine.scheduler.in_lane(lambda weights: self._make(weights, number))
-      self._held[number] = found
-    return found
+    """That of a document of the library, of the weights in use; made where it was not yet.
 
-  def _make(self, weights: Weights, number: int) -> tuple[HeldPiece, PacketKey]:
-    """A packet of these weights; in the thread of the lane, which alone uses the store."""
+    Packets in pages take as many bytes at most as the store may; one is kept whatever its size, and
+    those that contexts hold stay as long as these.
+    """
+    return await self._engine.scheduler.in_lane(lambda weights: self._read(weights, number))
+
+  def _read(self, weights: Weights, number: int) -> tuple[HeldPiece, PacketKey]:
     known = self._maker
     if known is None or known[0] is not weights:
       assert isinstance(weights.params, DecodeParams), "one policy, see ``Engine.check_pieces``"
       known = weights, PacketMaker(weights.params, self._engine.model_config, self._adapter)
       self._store.drop_others(known[1])
-      self._maker = known
-    maker = known[1]
-    packet = self._store.get(maker, self.library.documents[number])
-    return self._engine.keep_piece(packet.piece, weights.versions[0]), packet.key
+      self._held.clear()
+      self._held_bytes, self._maker = 0, known
+    if number not in self._held:
+      packet = self._store.get(known[1], self.library.documents[number])
+      piece = self._engine.keep_piece(packet.piece, weights.versions[0])
+      self._held[number] = piece, packet.key, packet.nbytes
+      self._held_bytes += packet.nbytes
+      while self._held_bytes > self._store.memory_bytes and len(self._held) > 1:
+        self._held_bytes -= self._held.popitem(last=False)[1][2]
+    self._held.move_to_end(number)
+    return self._held[number][:2]
 
   async def open_ids(
     self,

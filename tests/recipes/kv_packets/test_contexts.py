@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 
 import jax
 import numpy as np
@@ -56,7 +57,7 @@ def model(pattern: str) -> models.ModelConfig:
   return dataclasses.replace(TINY, pattern=pattern, vocab_size=TOKENIZER.vocab_size)
 
 
-def packet_engine(config, *, adapter=None, recompute=False) -> PacketEngine:
+def packet_engine(config, *, adapter=None, recompute=False, memory_bytes=10**8) -> PacketEngine:
   engine = Engine(
     config,
     EngineConfig(
@@ -73,7 +74,7 @@ def packet_engine(config, *, adapter=None, recompute=False) -> PacketEngine:
     devices=jax.local_devices()[:1],
   )
   library = Library(ids_of(text) for text in (MANUAL, *DOCUMENTS))
-  return PacketEngine(engine, library, PacketStore(10**8), adapter, recompute=recompute)
+  return PacketEngine(engine, library, PacketStore(memory_bytes), adapter, recompute=recompute)
 
 
 def play(config, params, *, adapter=None, recompute=False):
@@ -223,3 +224,27 @@ def test_a_text_that_does_not_fit_leaves_no_context_behind():
 
   assert asyncio.run(read()) == []
   packets.close()
+
+
+def test_packets_in_pages_do_not_grow_with_the_documents_that_were_read():
+  config = model("M*-*")
+  kept = []
+  for memory_bytes in (10**8, 1):
+    packets = packet_engine(config, memory_bytes=memory_bytes)
+    packets.publish(draw(config, seed=0), 3)
+
+    async def read(packets=packets):
+      found = []
+      for document in (MANUAL, *DOCUMENTS, MANUAL):
+        context = await packets.open_ids(ids_of(f"x{document}y"))
+        context.close()
+        del context
+        gc.collect()
+        found.append(packets.stored_bytes[1])
+      return found
+
+    kept.append(asyncio.run(read()))
+    packets.close()
+  many, one = kept
+  assert many[0] < many[1] < many[2] == many[3]
+  assert one[0] == one[3] == many[0] and max(one) < many[1]

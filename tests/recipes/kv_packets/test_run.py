@@ -17,18 +17,23 @@ from agentjax.adapters.tools.search import Document, read_corpus
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig
 from agentjax.recipes.kv_packets import (
+  AdapterTraining,
   LessonsConfig,
   Library,
   PacketsConfig,
   ReadingConfig,
   init_adapter,
+  read_adapter,
   write_adapter,
 )
+from agentjax.recipes.kv_packets.learn import learn_adapter
 from agentjax.recipes.kv_packets.library import steady_ids
 from agentjax.recipes.kv_packets.reading import shown
+from agentjax.text.chat import MarkedChat
 from agentjax.tools.files_program import lines_of, numbered
 from agentjax.training import Run, load_experiment
-from tests.models.rows import TINY
+from agentjax.training.model_pool import Policy
+from tests.models.rows import TINY, draw
 from tests.rollout.scripted_engine import TOKENIZER
 from tests.training.smoke import quiet
 
@@ -134,6 +139,29 @@ def test_lessons_are_cut_from_real_text_and_asked_behind_the_right_passage(folde
   assert not np.array_equal(books.documents, other.documents)
   with pytest.raises(ConfigError, match="lessons.text gives"):
     dataclasses.replace(lessons, tokens=5000).sources(TOKENIZER.encode, corpus, seed=0)
+
+
+def test_the_command_trains_an_adapter_on_lessons(folder, tmp_path):
+  model = dataclasses.replace(TINY, pattern="*-*", vocab_size=TOKENIZER.vocab_size)
+  policy = Policy(draw(model, seed=0), model, MarkedChat(TOKENIZER), "drawn")
+  lessons = LessonsConfig(
+    text=(str(folder / "book.txt"),),
+    questions=(str(folder / "questions.jsonl"),),
+    documents=2,
+    tokens=16,
+    prompt=40,
+    answer=2,
+    count=8,
+    header=2,
+    trailer=3,
+    training=AdapterTraining(batch=8, epochs=20, learning_rate=2e-2),
+  )
+  packets = PacketsConfig(corpus=(str(folder / "corpus.jsonl"),), lessons=lessons)
+  lines = learn_adapter(policy, packets, tmp_path / "trained")
+  adapter = read_adapter(tmp_path / "trained")
+  assert (len(adapter.header), len(adapter.trailer)) == (2, 3)
+  _, drawn, trained = ([float(word) for word in line.split()[-2:]] for line in lines[-3:])
+  assert len(lines) == 5 and sum(trained) < sum(drawn)
 
 
 def small(folder, tmp_path, **changes):
