@@ -107,12 +107,12 @@ class LessonsConfig(Config):
     _need(bool(asked), "lessons.questions", len(asked), 1)
     documents = np.empty((self.count, self.documents, self.tokens), np.int32)
     prompts = np.empty((self.count, self.prompt), np.int32)
-    for row in range(self.count):
-      prompts[row], gold = asked[rng.integers(len(asked))]
+    for number in range(self.count):
+      prompts[number], gold = asked[rng.integers(len(asked))]
       chosen = [names[i] for i in rng.choice(len(names), self.documents, replace=False)]
       if gold in passages and gold not in chosen:
         chosen[rng.integers(self.documents)] = gold
-      documents[row] = [passages[name] for name in chosen]
+      documents[number] = [passages[name] for name in chosen]
     return self._questions(encode, documents, prompts)
 
   def _questions(self, encode: Encode, documents: np.ndarray, prompts: np.ndarray) -> Questions:
