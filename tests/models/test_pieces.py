@@ -115,9 +115,10 @@ def test_one_layer_on_pieces_computes_what_it_computes_on_all_tokens(name, order
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, other)
 
 
-def masked_attend(query, key, value, *, segment_ids, scale, block, window=None, kernels=None):
+def masked_attend(query, key, value, *, segment_ids, scale, block, window=None, **how):
   """Dense; the segment with the highest number sees all before it as well."""
-  del block, kernels
+  assert how.pop("sight", None) is None
+  del block, how
   at = jnp.arange(query.shape[1])
   back = at[:, None] - at
   last = segment_ids == jnp.max(segment_ids)
