@@ -80,10 +80,12 @@ Array = jax.Array
 Rng = np.random.Generator
 
 BEGIN, BREAK, ASK, KEY = range(4)
-NAMES, ATTRIBUTES, VALUES, WORDS = (8, 40), (40, 48), (48, 80), (80, 96)
-VOCAB = 96
+NAMES, ATTRIBUTES, VALUES, WORDS = (8, 32), (32, 36), (36, 52), (52, 60)
+VOCAB = 60
 DOCUMENTS, LENGTH = 8, 8
-_ASKED = 12  # questions of a row that the model learns from
+_ASKED = 12  # questions about the documents of a context that the model learns from
+_ROW = 128  # tokens of a row; short contexts share one
+_SHORT = 3000  # steps in which the contexts grow from one document to all
 
 _SIZES: dict[str, Any] = {
   "vocab_size": VOCAB,
@@ -121,6 +123,11 @@ class Example:
 
   documents: np.ndarray  # [DOCUMENTS, LENGTH]
   asked: list[tuple[list[int], int]]  # three tokens and one
+  of: list[int]  # document of each
+
+  def about(self, count: int) -> list[tuple[list[int], int]]:
+    """Questions about the first ``count`` documents."""
+    return [one for one, document in zip(self.asked, self.of, strict=True) if document < count]
 
 
 def recall(rng: Rng) -> Example:
@@ -131,7 +138,8 @@ def recall(rng: Rng) -> Example:
   words = rng.integers(*WORDS, (DOCUMENTS, 1))
   documents = np.concatenate([np.full((DOCUMENTS, 1), BREAK), words, pairs], axis=1)
   asked = zip(names.tolist(), values.tolist(), strict=True)
-  return Example(documents, [([ASK, KEY, n], v) for n, v in asked])
+  of = np.repeat(np.arange(DOCUMENTS), 3).tolist()
+  return Example(documents, [([ASK, KEY, n], v) for n, v in asked], of)
 
 
 def biography(rng: Rng) -> Example:
@@ -141,7 +149,7 @@ def biography(rng: Rng) -> Example:
     pairs = np.stack([_draw(rng, ATTRIBUTES, 3), rng.integers(*VALUES, 3)], axis=1)
     documents.append([BREAK, name, *pairs.reshape(-1).tolist()])
     asked += [([ASK, name, a], v) for a, v in pairs.tolist()]
-  return Example(np.array(documents), asked)
+  return Example(np.array(documents), asked, np.repeat(np.arange(DOCUMENTS), 3).tolist())
 
 
 def needle(rng: Rng) -> Example:
@@ -149,9 +157,9 @@ def needle(rng: Rng) -> Example:
   documents = rng.integers(*WORDS, (DOCUMENTS, LENGTH))
   documents[:, 0] = BREAK
   name, value = _draw(rng, NAMES, 1)[0], rng.integers(*VALUES)
-  document, at = rng.integers(DOCUMENTS), rng.integers(1, LENGTH - 1)
+  document, at = int(rng.integers(DOCUMENTS)), rng.integers(1, LENGTH - 1)
   documents[document, at : at + 2] = name, value
-  return Example(documents, [([ASK, KEY, int(name)], int(value))])
+  return Example(documents, [([ASK, KEY, int(name)], int(value))], [document])
 
 
 TASKS: Mapping[str, Callable[[Rng], Example]] = {
@@ -175,24 +183,35 @@ def questions(task: str, count: int, seed: int) -> Questions:
   return Questions(*(v.astype(np.int32) for v in arrays))
 
 
-def training_rows(rng: Rng, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Ids, positions and weights [rows, time]: documents, then many questions with their answers.
+def training_rows(rng: Rng, rows: int, most: int) -> tuple[np.ndarray, ...]:
+  """Ids, segments, positions and weights [rows, _ROW]: contexts of 1 to ``most`` documents, each
+  with questions behind it and their answers.
 
   Positions jump by up to 12 between documents, so that the model knows longer contexts, too.
   """
-  ids, positions, weights = [], [], []
-  for _ in range(rows):
-    example = list(TASKS.values())[rng.integers(len(TASKS))](rng)
-    order = rng.choice(len(example.asked), _ASKED)
-    asked = [[*example.asked[i][0], example.asked[i][1]] for i in order]
-    ids.append([BEGIN, *example.documents.reshape(-1), *np.reshape(asked, -1)])
-    jumps = np.zeros(len(ids[-1]), np.int64)
-    jumps[1 : 1 + DOCUMENTS * LENGTH : LENGTH] = rng.integers(0, 13, DOCUMENTS)
-    positions.append(np.arange(len(jumps)) + np.cumsum(jumps))
-    told = np.zeros(len(jumps))
-    told[1 + DOCUMENTS * LENGTH + 3 :: 4] = 1.0
-    weights.append(told)
-  return np.array(ids, np.int32), np.array(positions, np.int32), np.array(weights, np.float32)
+  ids, segments, positions = (np.zeros((rows, _ROW), np.int32) for _ in range(3))
+  weights = np.zeros((rows, _ROW), np.float32)
+  for row in range(rows):
+    begin, segment = 0, 0
+    while True:
+      count, draw = int(rng.integers(1, most + 1)), list(TASKS.values())[rng.integers(len(TASKS))]
+      example = draw(rng)
+      said = example.about(count)
+      if not said:
+        continue
+      order = rng.choice(len(said), min(_ASKED, 3 * len(said)))
+      asked = [[*said[i][0], said[i][1]] for i in order]
+      text = [BEGIN, *example.documents[:count].reshape(-1), *np.reshape(asked, -1)]
+      end, segment = begin + len(text), segment + 1
+      if end > _ROW:
+        break
+      jumps = np.zeros(len(text), np.int64)
+      jumps[1 : 1 + count * LENGTH : LENGTH] = rng.integers(0, 13, count)
+      ids[row, begin:end], segments[row, begin:end] = text, segment
+      positions[row, begin:end] = np.arange(len(text)) + np.cumsum(jumps)
+      weights[row, begin + 1 + count * LENGTH + 3 : end : 4] = 1.0
+      begin = end
+  return ids, segments, positions, weights
 
 
 def _saved(path: pathlib.Path, like: Any) -> Any:
@@ -207,9 +226,11 @@ def train_model(config: ModelConfig, folder: pathlib.Path, seconds: float, rate:
   params, state, done = _saved(path, (params, optimizer.init(params), 0))
 
   @jax.jit
-  def step(params: Any, state: Any, ids: Array, positions: Array, weights: Array):
+  def step(params: Any, state: Any, *rows: Array):
+    ids, segments, positions, weights = rows
+
     def loss(params: Any) -> tuple[Array, Array]:
-      scores = models.score_tokens(params, config, ids, jnp.ones_like(ids), positions)
+      scores = models.score_tokens(params, config, ids, segments, positions)
       right = jnp.exp(scores.log_probs) > 0.5
       mean = functools.partial(jnp.average, weights=weights)
       return -mean(scores.log_probs), mean(right)
@@ -220,7 +241,8 @@ def train_model(config: ModelConfig, folder: pathlib.Path, seconds: float, rate:
 
   begin, recent = time.monotonic(), []
   while time.monotonic() < begin + seconds:
-    rows = training_rows(np.random.default_rng([1, done]), 32)
+    most = 1 + min(done, _SHORT) * (DOCUMENTS - 1) // _SHORT
+    rows = training_rows(np.random.default_rng([1, done]), 32, most)
     params, state, value, right = step(params, state, *rows)
     recent = [*recent[-99:], (float(value), float(right))]
     done += 1
@@ -230,7 +252,7 @@ def train_model(config: ModelConfig, folder: pathlib.Path, seconds: float, rate:
   write_atomically(path, serialization.to_bytes(jax.device_get((params, state, done))))
 
 
-def _loaded(config: ModelConfig, folder: pathlib.Path) -> Any:
+def loaded(config: ModelConfig, folder: pathlib.Path) -> Any:
   """Decode parameters of the trained model; the drawn one where nothing was trained."""
   params = models.init(config, jax.random.key(0))
   path = folder / "model.msgpack"
@@ -342,7 +364,7 @@ def main(argv: list[str]) -> None:
   if _PART.value == "model":
     train_model(config, folder, _SECONDS.value, _RATE.value)
     return
-  params, decode = _loaded(config, folder)
+  params, decode = loaded(config, folder)
   if _PART.value == "adapter":
     sources = [questions(task, _QUESTIONS.value, seed=2) for task in TASKS]
     settings = AdapterTraining(learning_rate=_ADAPTER_RATE.value, epochs=_EPOCHS.value)

@@ -163,22 +163,23 @@ class Scheduler:
     """Version of a policy's weights in use; -1 before the first ``publish``."""
     return next((w.versions[policy] for w in self._weights.values()), -1)
 
-  async def in_lane(self, function: Callable[[], T]) -> T:
-    """What a function gives in the thread of the first lane, between its cycles."""
-    return await asyncio.get_running_loop().run_in_executor(self.lanes[0].thread, function)
+  async def in_lane(self, function: Callable[[Weights], T]) -> T:
+    """What a function makes of the weights in use, in the thread of the first lane, between its
+    cycles."""
+    slots, thread = self.lanes[0].slots, self.lanes[0].thread
+    if not self._weights:
+      raise EngineError("no weights yet: call publish(params, version) first.")
+    weights = self._weights[slots.home]
+
+    def call() -> T:
+      slots.use(weights)
+      return function(weights)
+
+    return await asyncio.get_running_loop().run_in_executor(thread, call)
 
   async def join(self, pieces: Sequence[HeldPiece], before: Snapshot | None) -> Snapshot:
     """See ``SlotEngine.join``."""
-    lane = self.lanes[0]
-    if not self._weights:
-      raise EngineError("no weights yet: call publish(params, version) first.")
-    weights = self._weights[lane.slots.home]
-
-    def join() -> Snapshot:
-      lane.slots.use(weights)
-      return lane.slots.join(pieces, before)
-
-    return await self.in_lane(join)
+    return await self.in_lane(lambda _: self.lanes[0].slots.join(pieces, before))
 
   def publish(self, params: Params, version: int, policy: int) -> None:
     """See ``Engine.publish``."""

@@ -53,6 +53,7 @@ def build_engine(parts: Parts, policies: int = 1) -> Engine:
   return parts.experiment.likelihood.engine(
     parts.model,
     parts.experiment.sampling_engine,
+    parts.chat,
     decode=parts.tokenizer.decode,
     vocab_limit=parts.tokenizer.vocab_size,
     devices=place(parts.experiment.devices).rollout,

@@ -54,7 +54,7 @@ class LikelihoodConfig(Choice):
     One noise gives one result, so that ratios compare the same draws.
     """
 
-  def engine(self, model: ModelConfig, config: EngineConfig, **options: Any) -> Engine:
+  def engine(self, model: ModelConfig, config: EngineConfig, chat: Chat, **options: Any) -> Engine:
     """What draws tokens; ``options`` are those of ``Engine``."""
     return Engine(model, config, **options)
 

@@ -17,6 +17,7 @@ def test_notebook_runs(notebook, tmp_path, monkeypatch):
   monkeypatch.setenv("QUICKSTART_SCALE", "0.01")
   monkeypatch.setenv("QUICKSTART_WORKDIR", str(tmp_path / "run"))
   monkeypatch.setenv("CUSTOM_LOSS_FOLDER", str(tmp_path))
+  monkeypatch.setenv("KV_PACKETS_FOLDER", str(tmp_path))
   book = nbformat.read(notebook, as_version=4)
   client = NotebookClient(
     book, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(_ROOT)}}

@@ -172,7 +172,7 @@ class DMaxConfig(LikelihoodConfig):
 
     return bound_scores(self.settings(model, chat))
 
-  def engine(self, model: ModelConfig, config: EngineConfig, **options: Any) -> Engine:
+  def engine(self, model: ModelConfig, config: EngineConfig, chat: Chat, **options: Any) -> Engine:
     from agentjax.recipes.dmax.engine import BlockEngine
 
     return BlockEngine(model, config, self, **options)

@@ -11,7 +11,10 @@ them is computed again but for the first taps of each convolution.
 * ``compose``: packets in a row as one slot of a cache.
 * ``questions``, ``training``: an adapter learns that a model answers behind packets as behind text.
 * ``methods``: the same documents whole, joined, or computed again in part, to compare with.
-* ``contexts``: an engine whose contexts read known documents as packets, and what is recorded.
+* ``library``, ``contexts``: known documents, and an engine whose contexts read them as packets.
+* ``config``, ``report``: the same in a run, and what it tells of it.
+* ``reading``, ``lessons``, ``learn``: questions over real passages, as tasks and for an adapter;
+  ``train`` is the command.
 
 The general parts are in the core: ``models.pieces`` runs and joins pieces by ``BlockKind.join``
 (keys are turned from where they were computed, in float32, never twice; states follow each other as
@@ -23,23 +26,32 @@ The paper has attention only; maps of Mamba-2 layers are ours.
 
 from agentjax.recipes.kv_packets.adapter import Adapter, init_adapter, read_adapter, write_adapter
 from agentjax.recipes.kv_packets.compose import compose
-from agentjax.recipes.kv_packets.contexts import Library, PacketEngine
+from agentjax.recipes.kv_packets.config import PacketsConfig
+from agentjax.recipes.kv_packets.contexts import PacketEngine
+from agentjax.recipes.kv_packets.lessons import LessonsConfig
+from agentjax.recipes.kv_packets.library import Library
 from agentjax.recipes.kv_packets.packet import Packet, PacketError, PacketKey, PacketMaker
 from agentjax.recipes.kv_packets.questions import Questions
+from agentjax.recipes.kv_packets.reading import ReadingConfig
+from agentjax.recipes.kv_packets.report import PacketReportConfig
 from agentjax.recipes.kv_packets.store import PacketStore
 from agentjax.recipes.kv_packets.training import AdapterTraining, train_adapter
 
 __all__ = [
   "Adapter",
   "AdapterTraining",
+  "LessonsConfig",
   "Library",
   "Packet",
   "PacketEngine",
   "PacketError",
   "PacketKey",
   "PacketMaker",
+  "PacketReportConfig",
   "PacketStore",
+  "PacketsConfig",
   "Questions",
+  "ReadingConfig",
   "compose",
   "init_adapter",
   "read_adapter",

@@ -10,17 +10,19 @@ and ``mismatch/*`` of a run shows how far that is from what was sampled.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from agentjax.engine.engine import Context, Engine, Prefix
 from agentjax.engine.prefix_cache import Images
+from agentjax.engine.publish import Weights
 from agentjax.engine.request import EngineError, Sample, SampleRequest
 from agentjax.engine.store import HeldPiece
-from agentjax.models import Params, prepare_decode_params
+from agentjax.models import DecodeParams, Params
 from agentjax.recipes.kv_packets.adapter import Adapter
+from agentjax.recipes.kv_packets.library import Library
 from agentjax.recipes.kv_packets.packet import PacketKey, PacketMaker
 from agentjax.recipes.kv_packets.store import PacketStore
 from agentjax.trajectory.columns import Column, register_column
@@ -43,60 +45,6 @@ PACKET_VERSIONS = register_column(
     in_loss=False,
   )
 )
-
-# Documents are found by their first ids; shorter ones are read as text. Ours.
-_FIRST = 8
-
-
-class Library:
-  """Documents that contexts may read as packets.
-
-  Attributes:
-    documents: their ids.
-  """
-
-  def __init__(self, documents: Sequence[Sequence[int] | np.ndarray] = ()) -> None:
-    self.documents: list[np.ndarray] = []
-    self._by_first: dict[tuple[int, ...], list[int]] = collections.defaultdict(list)
-    for ids in documents:
-      self.add(ids)
-
-  def add(self, token_ids: Sequence[int] | np.ndarray) -> None:
-    """Adds a document; of two that begin alike, contexts read the longer one where it stands.
-
-    Raises:
-      ValueError: fewer than 8 ids.
-    """
-    ids = np.asarray(token_ids, np.int32)
-    if len(ids) < _FIRST:
-      raise ValueError(f"a document of {len(ids)} tokens; allowed: {_FIRST} or more.")
-    alike = self._by_first[tuple(ids[:_FIRST].tolist())]
-    alike.append(len(self.documents))
-    self.documents.append(ids)
-    alike.sort(key=lambda number: -len(self.documents[number]))
-
-  def split(self, token_ids: Sequence[int] | np.ndarray) -> Iterator[tuple[np.ndarray, int | None]]:
-    """Parts of a text in order, with the number of the document that a part is, if it is one."""
-    ids = np.asarray(token_ids, np.int32)
-    begin = at = 0
-    while at < len(ids):
-      number = self._at(ids, at)
-      if number is None:
-        at += 1
-        continue
-      if at > begin:
-        yield ids[begin:at], None
-      begin = at = at + len(self.documents[number])
-      yield self.documents[number], number
-    if begin < len(ids):
-      yield ids[begin:], None
-
-  def _at(self, ids: np.ndarray, at: int) -> int | None:
-    for number in self._by_first.get(tuple(ids[at : at + _FIRST].tolist()), ()):
-      document = self.documents[number]
-      if np.array_equal(ids[at : at + len(document)], document):
-        return number
-    return None
 
 
 class PacketEngine:
@@ -127,34 +75,50 @@ class PacketEngine:
   ) -> None:
     self._engine, self._store, self._adapter = engine, store, adapter
     self.library = Library() if recompute else library
-    self._maker: PacketMaker | None = None
-    self._held: dict[int, tuple[HeldPiece, PacketKey]] = {}
+    self._maker: tuple[Weights, PacketMaker] | None = None
+    # In pages, by number, the longest unread first; only the thread of the lane uses them.
+    self._held: collections.OrderedDict[int, tuple[HeldPiece, PacketKey, int]]
+    self._held, self._held_bytes = collections.OrderedDict(), 0
     self.saved_tokens = 0
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._engine, name)
 
   def publish(self, params: Params, version: int) -> None:
-    """As of an engine; packets of other weights are dropped."""
+    """As of an engine; packets of other weights are no longer used."""
     self._engine.publish(params, version)
-    config = self._engine.model_config
-    self._maker = PacketMaker(prepare_decode_params(params, config), config, self._adapter)
-    self._held.clear()
-    self._store.drop_others(self._maker)
+    self._maker = None
+
+  async def release_weights(self) -> None:
+    """As of an engine."""
+    await self._engine.release_weights()
+    self._maker = None
 
   async def packet(self, number: int) -> tuple[HeldPiece, PacketKey]:
-    """That of a document of the library, of the weights in use; made where it was not yet."""
-    maker, version = self._maker, self._engine.version
-    if maker is None:
-      raise EngineError("no weights yet: call publish(params, version) first.")
+    """That of a document of the library, of the weights in use; made where it was not yet.
 
-    def made() -> tuple[HeldPiece, PacketKey]:
-      packet = self._store.get(maker, self.library.documents[number])
-      return self._engine.keep_piece(packet.piece, version), packet.key
+    Packets in pages take as many bytes at most as the store may; one is kept whatever its size, and
+    those that contexts hold stay as long as these.
+    """
+    return await self._engine.scheduler.in_lane(lambda weights: self._read(weights, number))
 
+  def _read(self, weights: Weights, number: int) -> tuple[HeldPiece, PacketKey]:
+    known = self._maker
+    if known is None or known[0] is not weights:
+      assert isinstance(weights.params, DecodeParams), "one policy, see ``Engine.check_pieces``"
+      known = weights, PacketMaker(weights.params, self._engine.model_config, self._adapter)
+      self._store.drop_others(known[1])
+      self._held.clear()
+      self._held_bytes, self._maker = 0, known
     if number not in self._held:
-      self._held[number] = await self._engine.scheduler.in_lane(made)
-    return self._held[number]
+      packet = self._store.get(known[1], self.library.documents[number])
+      piece = self._engine.keep_piece(packet.piece, weights.versions[0])
+      self._held[number] = piece, packet.key, packet.nbytes
+      self._held_bytes += packet.nbytes
+      while self._held_bytes > self._store.memory_bytes and len(self._held) > 1:
+        self._held_bytes -= self._held.popitem(last=False)[1][2]
+    self._held.move_to_end(number)
+    return self._held[number][:2]
 
   async def open_ids(
     self,
@@ -165,7 +129,11 @@ class PacketEngine:
   ) -> PacketContext:
     """A context that begins with ``token_ids``, documents among them as packets."""
     context = PacketContext(self, self._engine.empty(priority=priority))
-    await context.extend(token_ids, images=images)
+    try:
+      await context.extend(token_ids, images=images)
+    except BaseException:
+      context.close()
+      raise
     return context
 
   async def prefill(
@@ -232,11 +200,23 @@ class PacketContext:
       if number is None:
         await self._context.extend(ids, images=images)
         continue
-      (piece, key), place = await self._engine.packet(number), len(self)
-      await self._context.append_pieces([piece])
+      place = len(self)
+      piece, key = await self._append(number)
       self._around += piece.length - len(ids)
       self._read.append((place, len(ids), key, piece.version))
       self._engine.saved_tokens += len(ids)
+
+  async def _append(self, number: int) -> tuple[HeldPiece, PacketKey]:
+    """Appends a packet; again where new weights were published on the way."""
+    while True:
+      piece, key = await self._engine.packet(number)
+      try:
+        await self._context.append_pieces([piece])
+      except EngineError:
+        if piece.version == self._engine.version:
+          raise
+      else:
+        return piece, key
 
   async def generate(self, request: SampleRequest) -> Sample:
     """As of a context."""

@@ -16,7 +16,7 @@ from agentjax.models.config import ModelConfig
 from agentjax.models.pieces import Piece, run_piece, unjoinable
 from agentjax.models.stack import DecodeParams, stream_kind
 from agentjax.recipes.kv_packets.adapter import Adapter, with_adapter, wrapped
-from agentjax.sharding import fingerprint
+from agentjax.sharding import dispatching, fingerprint
 
 _FORMAT = 1  # of what a packet holds; another number makes other keys
 
@@ -121,7 +121,8 @@ class PacketMaker:
     ids, key = self._checked(token_ids), self.key(token_ids)
     if self._adapter is not None:
       ids = np.asarray(wrapped(jnp.asarray(ids), self._adapter, self.config.vocab_size))
-    return Packet(key, jax.device_get(run_piece(self._params, self.config, ids)))
+    with dispatching():  # the weights may be spread over devices that sample meanwhile
+      return Packet(key, jax.device_get(run_piece(self._params, self.config, ids)))
 
   def wrong(self, key: PacketKey) -> list[str]:
     """In what a packet of another maker differs: the names of fields of its key."""

@@ -50,6 +50,7 @@ class PacketStore:
     folder: where packets are kept as well, and shared by processes; None is nowhere.
 
   Attributes:
+    memory_bytes: as given.
     stats: counts.
   """
 
@@ -57,7 +58,7 @@ class PacketStore:
     if memory_bytes < 0:
       raise ValueError(f"memory_bytes={memory_bytes}; allowed: 0 or more.")
     self.stats = StoreStats()
-    self._memory_bytes, self._folder = memory_bytes, folder
+    self.memory_bytes, self._folder = memory_bytes, folder
     # The longest unused first.
     self._packets: collections.OrderedDict[PacketKey, Packet] = collections.OrderedDict()
     self._used = 0
@@ -96,7 +97,7 @@ class PacketStore:
   def _keep(self, packet: Packet) -> None:
     self._packets[packet.key] = packet
     self._used += packet.nbytes
-    while self._used > self._memory_bytes and len(self._packets) > 1:
+    while self._used > self.memory_bytes and len(self._packets) > 1:
       self._used -= self._packets.popitem(last=False)[1].nbytes
 
   def _path(self, key: PacketKey) -> pathlib.Path:

@@ -56,7 +56,7 @@ def own_answers(
 
 
 def distillation_loss(
-  adapter: Adapter,
+  adapter: Adapter | None,
   params: DecodeParams,
   config: ModelConfig,
   questions: Questions,
@@ -71,6 +71,23 @@ def distillation_loss(
   student = continued(params, config, behind, tail)[0][:, -tokens:]
   each = divergence(jax.nn.log_softmax(student), jax.nn.log_softmax(teacher), "forward_kl")
   return jnp.mean(jnp.sum(each, axis=1))
+
+
+def measured_divergence(
+  adapter: Adapter | None,
+  params: DecodeParams,
+  config: ModelConfig,
+  questions: Questions,
+  batch: int,
+) -> float:
+  """Mean of ``distillation_loss`` over questions, ``batch`` at a time; None is no adapter."""
+  loss = jax.jit(distillation_loss, static_argnums=2)
+  found = []
+  for begin in range(0, len(questions.prompts), batch):
+    few = jax.tree.map(lambda v, begin=begin: v[begin : begin + batch], questions)
+    answers = own_answers(params, config, few)
+    found += [float(loss(adapter, params, config, few, answers))] * len(few.prompts)
+  return float(np.mean(found))
 
 
 def train_adapter(

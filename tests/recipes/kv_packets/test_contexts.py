@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 
 import jax
 import numpy as np
 import pytest
 
 from agentjax import models
-from agentjax.engine import Engine, EngineConfig, SamplingConfig
+from agentjax.engine import ContextLengthError, Engine, EngineConfig, SamplingConfig
 from agentjax.recipes.kv_packets import PacketMaker, PacketStore, init_adapter
-from agentjax.recipes.kv_packets.contexts import Library, PacketEngine
+from agentjax.recipes.kv_packets.contexts import PacketEngine
+from agentjax.recipes.kv_packets.library import Library
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
@@ -55,8 +57,7 @@ def model(pattern: str) -> models.ModelConfig:
   return dataclasses.replace(TINY, pattern=pattern, vocab_size=TOKENIZER.vocab_size)
 
 
-def play(config, params, *, adapter=None, recompute=False):
-  """Trajectories of two groups of four, and what they were played on."""
+def packet_engine(config, *, adapter=None, recompute=False, memory_bytes=10**8) -> PacketEngine:
   engine = Engine(
     config,
     EngineConfig(
@@ -73,7 +74,12 @@ def play(config, params, *, adapter=None, recompute=False):
     devices=jax.local_devices()[:1],
   )
   library = Library(ids_of(text) for text in (MANUAL, *DOCUMENTS))
-  packets = PacketEngine(engine, library, PacketStore(10**8), adapter, recompute=recompute)
+  return PacketEngine(engine, library, PacketStore(memory_bytes), adapter, recompute=recompute)
+
+
+def play(config, params, *, adapter=None, recompute=False):
+  """Trajectories of two groups of four, and what they were played on."""
+  packets = packet_engine(config, adapter=adapter, recompute=recompute)
   packets.publish(params, 3)
   player = Player(
     engine=packets,
@@ -93,7 +99,7 @@ def play(config, params, *, adapter=None, recompute=False):
       rewards=REWARDS,
     )
   )
-  engine.close()
+  packets.close()
   return found, packets
 
 
@@ -177,3 +183,68 @@ def test_the_record_says_which_packet_stood_where_and_how_far_off_it_was():
   assert apart(config, params, found) > 1e-3
   computed, _ = play(config, params, adapter=adapter, recompute=True)
   assert apart(config, params, computed) < 1e-4
+
+
+def test_new_weights_on_the_way_make_a_packet_anew():
+  config = model("M*-*")
+  packets = packet_engine(config)
+  packets.publish(draw(config, seed=0), 3)
+  original = packets.packet
+
+  async def packet(number):
+    found = await original(number)
+    if packets.version == 3:
+      packets.publish(draw(config, seed=1), 4)
+    return found
+
+  packets.packet = packet
+
+  async def read():
+    context = await packets.open_ids(ids_of(f"x{MANUAL}y"))
+    assert len(context) == len(MANUAL) + 2
+    versions = context.columns["packet_versions"]
+    context.close()
+    return versions
+
+  versions = asyncio.run(read())
+  packets.close()
+  assert set(versions.tolist()) == {-1, 4} and (versions == 4).sum() == len(MANUAL)
+  assert packets.saved_tokens == len(MANUAL)
+
+
+def test_a_text_that_does_not_fit_leaves_no_context_behind():
+  config = model("M*-*")
+  packets = packet_engine(config)
+  packets.publish(draw(config, seed=0), 3)
+
+  async def read():
+    with pytest.raises(ContextLengthError):
+      await packets.open_ids(ids_of(f"x{MANUAL}" + "y" * 400))
+    return [*packets.scheduler.lanes[0].idle, *packets.scheduler.lanes[0].jobs]
+
+  assert asyncio.run(read()) == []
+  packets.close()
+
+
+def test_packets_in_pages_do_not_grow_with_the_documents_that_were_read():
+  config = model("M*-*")
+  kept = []
+  for memory_bytes in (10**8, 1):
+    packets = packet_engine(config, memory_bytes=memory_bytes)
+    packets.publish(draw(config, seed=0), 3)
+
+    async def read(packets=packets):
+      found = []
+      for document in (MANUAL, *DOCUMENTS, MANUAL):
+        context = await packets.open_ids(ids_of(f"x{document}y"))
+        context.close()
+        del context
+        gc.collect()
+        found.append(packets.stored_bytes[1])
+      return found
+
+    kept.append(asyncio.run(read()))
+    packets.close()
+  many, one = kept
+  assert many[0] < many[1] < many[2] == many[3]
+  assert one[0] == one[3] == many[0] and max(one) < many[1]
