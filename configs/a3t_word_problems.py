@@ -25,8 +25,8 @@ RECIPES = (
     commands=("python -m agentjax.train --config=configs/a3t_word_problems.py --workdir=runs/a3t",),
     tests=("tests/recipes/test_losses_of_methods.py",),
     data="word problems, generated",
-    ours="the weighting of successes and failures is equal; updates by step, not in four rounds. "
-    "ActRe, which writes reasons for actions afterwards, is not part of it",
+    ours=("the weighting of successes and failures is equal; updates by step, not in four rounds"),
+    missing="ActRe, which writes reasons for actions afterwards",
   ),
   Recipe(
     name="AgentEvol (reward-weighted likelihood)",
@@ -39,8 +39,8 @@ RECIPES = (
     ),
     tests=("tests/recipes/test_losses_of_methods.py",),
     data="word problems, generated",
-    ours="updates by step, from where the last one ended. Rounds that begin again at the base "
-    "model with all successes so far are not part of it",
+    ours="updates by step, from where the last one ended",
+    missing="Rounds that begin again at the base model with all successes so far",
   ),
 )
 

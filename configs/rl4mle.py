@@ -35,8 +35,10 @@ RECIPES = (
     commands=("python -m agentjax.train --config=configs/rl4mle.py --workdir=runs/rl4mle",),
     tests=("tests/recipes/credit/test_terms.py",),
     data="data sets, generated; --config.data.path=DIR reads folders of your own",
-    ours="the weights of the milestones; a failure earns 0, not -10; a second at least a turn. "
-    "Half of the paper's prompts ask for a better version of an earlier solution; here none does",
+    ours="the weights of the milestones; a failure earns 0, not -10; a second at least a turn",
+    missing=(
+      "Half of the paper's prompts ask for a better version of an earlier solution; here none does"
+    ),
     page="objectives.md#terms",
   ),
 )

@@ -50,8 +50,8 @@ RECIPES = (
     ),
     tests=("tests/training/test_demonstrations.py", "tests/trajectory/test_weights.py"),
     data=f'{_DATA}; answers of failed calls with the flag "tool_error"',
-    ours="rate, batch and steps. Rewards from several true answers and training on a tree of "
-    "shared histories are not part of it",
+    ours="rate, batch and steps",
+    missing="Rewards from several true answers and training on a tree of shared histories",
     page="supervised.md",
   ),
   Recipe(

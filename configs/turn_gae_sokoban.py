@@ -59,8 +59,11 @@ RECIPES = (
     ),
     tests=("tests/recipes/test_credit_of_methods.py",),
     data="Sokoban, generated; the paper's worlds are pictures",
-    ours="a turn's value is that of its first token, the paper's that of its last; tokens, not "
-    "turns, are standardised. Summaries as history and the supervised stage are not part of it",
+    ours=(
+      "a turn's value is that of its first token, the paper's that of its last; tokens, not"
+      " turns, are standardised"
+    ),
+    missing="Summaries as history and the supervised stage",
   ),
   Recipe(
     name="meow-tea-taro (practitioner's guide)",
@@ -75,7 +78,7 @@ RECIPES = (
       f"{_RUN} --workdir=runs/sparse {_CREDIT}.gamma=1 {_CREDIT}.turn_rewards=",
       *(
         f"{_RUN} --workdir=runs/{name} --config.rl.critic=none --config.rl.phases= \\\n"
-        f"  --config.rl.objective={name}"
+        f"  --config.rl.objective={name} --config.rl.epochs=1"
         for name in ("rloo", "grpo")
       ),
       f"{_RUN} --workdir=runs/mix --config.supervised.steps=50 --config.rl.steps=250",

@@ -27,9 +27,9 @@ recipes that have all words in them.
 
 A command is for a clone of the project. `DIR` and `FOLDER` stand for your data and your model.
 "Second-hand" marks a paper that we know from texts of others alone. "Ours" names what no source
-gives, so that we have set it; all of it are settings, unless it says otherwise. "Figures" are those
-that we have seen. [methods.md](methods.md) describes some recipes at length;
-[objectives.md](objectives.md#methods) lists the losses that are presets of one config.
+gives, so that we have set it, mostly by settings. "Missing" is what a method has and its recipe
+has not. "Figures" are those that we have seen. [methods.md](methods.md) describes some recipes at
+length; [objectives.md](objectives.md#methods) lists the losses that are presets of one config.
 """
 
 
@@ -46,6 +46,7 @@ class Recipe:
     data: what it runs on.
     figures: what was measured, or a page that has it.
     ours: settings and parts that no source gives; "" if there are none.
+    missing: of the method, what is not here; "" if nothing is known to be.
     page: a page that describes it, in ``docs/``, with its section.
   """
 
@@ -57,6 +58,7 @@ class Recipe:
   data: str
   figures: str = "none yet"
   ours: str = ""
+  missing: str = ""
   page: str = ""
 
   def matches(self, words: Sequence[str]) -> bool:
@@ -100,6 +102,7 @@ def _section(recipe: Recipe) -> str:
     f"* Data: {recipe.data}",
     f"* Figures: {recipe.figures}",
     *([f"* Ours: {recipe.ours}"] if recipe.ours else []),
+    *([f"* Missing: {recipe.missing}"] if recipe.missing else []),
     f"* Tests: {tests}",
     *([f"* More: [{recipe.page}]({recipe.page})"] if recipe.page else []),
   ]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from agentjax.recipes import Recipe, find_recipes, page
 
-_FIELDS = ("paper", "changes", "data", "figures", "ours", "tests")
+_FIELDS = ("paper", "changes", "data", "figures", "ours", "missing", "tests")
 
 
 def text_of(recipe: Recipe) -> str:

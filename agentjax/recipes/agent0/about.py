@@ -16,8 +16,8 @@ RECIPES = (
     ),
     tests=("tests/recipes/agent0", "tests/recipes/credit/test_terms.py"),
     data="word problems, generated, whose answers are not read",
-    ours="agreement is that of the group itself, not of an earlier round. Author and solver in "
-    "turns, in one run, are not part of it",
+    ours="agreement is that of the group itself, not of an earlier round",
+    missing="Author and solver in turns, in one run",
     page="objectives.md#terms",
   ),
 )

@@ -16,6 +16,7 @@ RECIPES = (
     ),
     tests=("tests/recipes/agentcpm", "tests/objectives/test_nine_losses.py"),
     data="word problems, generated",
-    ours="sizes and rates. Merged weights and summaries of pages are not part of it",
+    ours="sizes and rates",
+    missing="Merged weights and summaries of pages",
   ),
 )

@@ -25,8 +25,8 @@ RECIPES = (
     ),
     tests=("tests/recipes/longcat", "tests/objectives/test_nine_losses.py"),
     data="word problems, generated, of two kinds",
-    ours="clip bounds, C and T_max; the share that is dropped and the measure of size. Lengths by "
-    "domain, filters with replacement and DORA's versions are not part of it",
+    ours="clip bounds, C and T_max; the share that is dropped and the measure of size",
+    missing="Lengths by domain, filters with replacement and DORA's versions",
     page="objectives.md#methods",
   ),
 )

@@ -15,7 +15,7 @@ RECIPES = (
     ),
     tests=(
       "tests/recipes/prime",
-      "tests/training/test_online_process.py",
+      "tests/training/test_process_rewards.py",
     ),
     data="word problems, generated",
     ours="beta; the reward model's rate",

@@ -86,19 +86,19 @@ class OnlineConfig(Config):
   valid sequence.
 
   Attributes:
-    loss: "outcome": of the preset "implicit_prm", the cross-entropy of ``sigmoid(sum_t r_t)`` and
-      the outcome (PRIME, 2502.01456). "pairs": of the preset "dpo", ``-log sigmoid(sum_t r_t of the
-      better - sum_t r_t of the worse)`` (iStar), over all pairs of a group with different outcomes.
     optimizer: of the reward model. PRIME's settings are not in our sources; all are ours.
     forward: "double" learns from a minibatch and then rewards it, "single" rewards it first and
       saves a forward pass. The default is ours.
     outcome: part of the reward that is predicted, in 0..1; "" is the reward itself.
+    loss: "outcome": of the preset "implicit_prm", the cross-entropy of ``sigmoid(sum_t r_t)`` and
+      the outcome (PRIME, 2502.01456). "pairs": of the preset "dpo", ``-log sigmoid(sum_t r_t of the
+      better - sum_t r_t of the worse)`` (iStar), over all pairs of a group with different outcomes.
   """
 
-  loss: Literal["outcome", "pairs"] = "outcome"
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
   forward: Literal["double", "single"] = "double"
   outcome: str = ""
+  loss: Literal["outcome", "pairs"] = "outcome"
 
 
 @dataclasses.dataclass(unsafe_hash=True)
