@@ -32,7 +32,7 @@ class MajorityConfig(GroupScorerConfig):
       del task
       votes = [vote_of(member) for member in members]
       counts = collections.Counter(vote for vote in votes if vote is not None)
-      label = max(counts, key=lambda vote: counts[vote], default=None)  # type: ignore[arg-type]
+      label = max(counts, key=lambda vote: counts[vote], default=None)
       return [float(vote is not None and vote == label) for vote in votes]
 
     return score

@@ -122,7 +122,9 @@ class Problem:
 def make_problem(draw: random.Random, operations: int, distractors: int) -> Problem:
   """A problem whose answer needs so many operations."""
   names = draw.sample(string.ascii_lowercase, operations + distractors + 1)
-  values, parents, texts = {}, {}, {}
+  values: dict[str, int] = {}
+  parents: dict[str, tuple[str, ...]] = {}
+  texts: dict[str, str] = {}
   first = names[0]
   values[first] = draw.randint(1, _LARGEST)
   parents[first], texts[first] = (), str(values[first])

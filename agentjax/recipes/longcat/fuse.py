@@ -86,7 +86,7 @@ def _fused(
 
 def _places(folder: pathlib.Path) -> dict[str, pathlib.Path]:
   """The file of every tensor."""
-  found = {}
+  found: dict[str, pathlib.Path] = {}
   for file in sorted(folder.glob("*.safetensors")):
     with safetensors.safe_open(file, framework="numpy") as opened:
       found |= dict.fromkeys(opened.keys(), file)

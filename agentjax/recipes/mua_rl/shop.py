@@ -55,10 +55,10 @@ class ShopConfig(GameConfig):
   def game(self) -> Shop:
     return Shop(self, None if self.user is None else HttpJudge(self.user))
 
-  def make_tasks(
-    self, count: int, *, split: str, seed: int, first_id: int, **rest: Any
-  ) -> list[Task]:
-    return [self._task(random.Random(f"{seed}/{split}/{i}"), first_id + i) for i in range(count)]
+  def make_tasks(self, count: int, **place: Any) -> list[Task]:
+    seed = f"{place['seed']}/{place['split']}"
+    first = place["first_id"]
+    return [self._task(random.Random(f"{seed}/{i}"), first + i) for i in range(count)]
 
   def _task(self, draw: random.Random, id: int) -> Task:
     numbers = draw.sample(range(100, 1000), self.orders)

@@ -36,7 +36,7 @@ class Database:
     return self.orders[order]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ShopTool:
   """One operation on a database."""
 
