@@ -43,7 +43,7 @@ def main() -> None:
     width = max(map(len, COMMANDS))
     print("agentjax COMMAND [--flag=value ...]; each command has --help.\n")
     print("\n".join(f"  {name:{width}}  {what}" for name, what in COMMANDS.items()))
-    print(f"  {RECIPE}  of a published method; docs/methods.md names them")
+    print(f"  {RECIPE}  of a published method; python -m agentjax.recipes lists them")
     sys.exit(0 if words else 2)
   if words[0] not in COMMANDS and not _is_recipe(words[0]):
     allowed = ", ".join((*COMMANDS, RECIPE))

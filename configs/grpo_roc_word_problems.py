@@ -18,12 +18,17 @@ from agentjax.training import Experiment, load_experiment
 from agentjax.training.selectors import SelectionConfig
 
 
-def get_config() -> Experiment:
-  experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
-  experiment.name = "grpo_roc_word_problems"
+def change(experiment: Experiment) -> Experiment:
+  """Samples twice as many episodes and keeps the cleaner half."""
   experiment.rollout = dataclasses.replace(experiment.rollout, group_size=16)
   stage = experiment.rl
   stage.objective = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(clip_high=0.28))
   stage.selection = SelectionConfig(rule="band", above=0.0)
   stage.signals = (RocConfig(keep=8),)
   return experiment
+
+
+def get_config() -> Experiment:
+  experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
+  experiment.name = "grpo_roc_word_problems"
+  return change(experiment)

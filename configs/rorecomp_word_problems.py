@@ -15,10 +15,15 @@ from agentjax.recipes.rorecomp import RecompositionConfig
 from agentjax.training import Experiment, load_experiment
 
 
-def get_config() -> Experiment:
-  experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
-  experiment.name = "rorecomp_word_problems"
+def change(experiment: Experiment) -> Experiment:
+  """Recomposes batches."""
   stage = experiment.rl
   episodes = stage.tasks_per_step * experiment.rollout.group_size
   stage.passes = RecompositionConfig(capacity=2 * episodes, compensation=episodes // 2)
   return experiment
+
+
+def get_config() -> Experiment:
+  experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
+  experiment.name = "rorecomp_word_problems"
+  return change(experiment)

@@ -13,12 +13,34 @@ configs/quickstart.py.
 import pathlib
 
 from agentjax.objectives import preset
+from agentjax.recipes import Recipe
 from agentjax.training import Experiment, load_experiment
+
+RECIPES = (
+  Recipe(
+    name="Self-play preference optimisation",
+    paper="2405.00675",
+    changes="The log-ratio of an episode is drawn towards its win rate within the group.",
+    commands=(
+      "python -m agentjax.train --config=configs/self_play_preference_word_problems.py \\\n"
+      "  --workdir=runs/self_play_preference",
+    ),
+    tests=("tests/objectives/test_sppo.py",),
+    data="word problems, generated",
+    ours="win rates from rewards, where the paper asks a preference model",
+    page="custom_loss.md",
+  ),
+)
+
+
+def change(experiment: Experiment) -> Experiment:
+  """Gives it the squared loss on win rates."""
+  experiment.rl.objective = preset("self_play_preference")
+  experiment.rl.epochs = 2
+  return experiment
 
 
 def get_config() -> Experiment:
   experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
   experiment.name = "self_play_preference_word_problems"
-  experiment.rl.objective = preset("self_play_preference")
-  experiment.rl.epochs = 2
-  return experiment
+  return change(experiment)

@@ -1,4 +1,4 @@
-"""The recipes of docs/methods.md and docs/reward_models.md are valid, and are what they say."""
+"""Configs of methods are valid, and are what docs/recipes.md and docs/reward_models.md say."""
 
 import pathlib
 
@@ -17,6 +17,8 @@ _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
 
 _TOY = ("agentspec", "meds", "moclip", "self_play_preference", "sppo", "tessy")
+_COMBINED = """a3t agent0 agent_rlvr agentcpm artist dart deep_analyze grpo_tcr ipa istar kimi
+ppr""".split()
 _FROM_FILES = ("genrm_judged", "rational_rewards_judged", "rubric_judged", "supervised")
 
 
@@ -34,6 +36,10 @@ def test_a_config_is_valid(name):
     ("sppo_word_problems", ("--config.rl.tasks_per_step=8",)),
     ("tree_search_sokoban", ()),
     ("tree_search_sokoban", ("--config.rollout.sampler.rule=uct",)),
+    *((f"{name}_word_problems", ()) for name in _COMBINED),
+    ("interplay", ()),
+    ("mua_rl_shop", ()),
+    ("turn_gae_sokoban", ("--config.rl.phases.0.steps=1",)),
   ],
 )
 def test_a_short_run_of_it_ends(name, changes, tmp_path):

@@ -82,20 +82,23 @@ OUTCOME = Column(
 class OnlineConfig(Config):
   """The reward model learns during the run, from the policy's episodes.
 
-  One optimiser step a minibatch, on the loss of the preset "implicit_prm" with the beta of the
-  rewards: the cross-entropy of ``sigmoid(sum_t r_t)`` and the outcome, over the weighted tokens of
-  every valid sequence (PRIME, 2502.01456).
+  One optimiser step a minibatch, with the beta of the rewards, over the weighted tokens of every
+  valid sequence.
 
   Attributes:
     optimizer: of the reward model. PRIME's settings are not in our sources; all are ours.
     forward: "double" learns from a minibatch and then rewards it, "single" rewards it first and
       saves a forward pass. The default is ours.
     outcome: part of the reward that is predicted, in 0..1; "" is the reward itself.
+    loss: "outcome": of the preset "implicit_prm", the cross-entropy of ``sigmoid(sum_t r_t)`` and
+      the outcome (PRIME, 2502.01456). "pairs": of the preset "dpo", ``-log sigmoid(sum_t r_t of the
+      better - sum_t r_t of the worse)`` (iStar), over all pairs of a group with different outcomes.
   """
 
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
   forward: Literal["double", "single"] = "double"
   outcome: str = ""
+  loss: Literal["outcome", "pairs"] = "outcome"
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -105,8 +108,9 @@ class ProcessConfig(SignalConfig):
   Attributes:
     model: pi_model, loaded once; None is the run's own policy as a step begins or, with ``online``,
       as the stage begins.
-    reference: pi_reference; None is the run's reference policy, the one that reinforcement
-      learning, or its present phase, started from.
+    reference: pi_reference; None is ``against``.
+    against: "reference": the run's reference policy, the one that reinforcement learning, or its
+      present phase, started from; "policy": the policy as the step begins (iStar).
     beta: of the formula. PRIME's value is not in our sources; .05 is ours.
     per: what a step is: a "token", or a "turn", which is paid at its last token.
     centre: subtracted from every step: "none", or the mean step of the other members of its group
@@ -116,6 +120,7 @@ class ProcessConfig(SignalConfig):
 
   model: TeacherConfig | None = None
   reference: TeacherConfig | None = None
+  against: Literal["reference", "policy"] = "reference"
   beta: PositiveFloat = 0.05
   per: Literal["token", "turn"] = "token"
   centre: Literal["none", "leave_one_out"] = "none"
@@ -127,11 +132,20 @@ class ProcessConfig(SignalConfig):
       policy = getattr(self, name)
       sources = () if policy is None else policy.sources
       check(not sources, f"{path}.{name}.sources", sources, "(): it is asked about all episodes")
+    own = self.against == "reference"
+    said = f"'reference' with {path}.reference"
+    check(own or self.reference is None, f"{path}.against", self.against, said)
+    said = (
+      f"'reference' unless {path}.online or {path}.model: the policy against itself pays nothing"
+    )
+    taught = self.online is not None or self.model is not None
+    check(own or taught, f"{path}.against", self.against, said)
 
   @property
   def objective(self) -> ObjectiveConfig:
     """The model's loss, with ``online``."""
-    objective = preset("implicit_prm")
+    pairs = self.online is not None and self.online.loss == "pairs"
+    objective = preset("dpo" if pairs else "implicit_prm")
     assert objective.preference is not None
     objective.preference.beta = self.beta
     return objective.freeze()
@@ -139,7 +153,7 @@ class ProcessConfig(SignalConfig):
   @property
   def needs_reference(self) -> bool:
     """See ``SignalConfig.needs_reference``."""
-    return self.reference is None
+    return self.reference is None and self.against == "reference"
 
   def check_run(self, experiment: Experiment, path: str) -> None:
     """Steps are paid before the end, and both policies read whole episodes."""
@@ -163,7 +177,7 @@ class ProcessConfig(SignalConfig):
     if self.online is None:
       return
     check(
-      not stage.phases or self.reference is not None,
+      not stage.phases or not self.needs_reference,
       f"{path}.reference",
       None,
       f"a policy with {path}.online and config.rl.phases: the model learns against one reference, "
@@ -330,12 +344,13 @@ class RewardModel:
       rewards, valid = np.where(known, values, 0), np.asarray(valid) & known  # type: ignore[assignment]
       outcomes = {"rewards": rewards, "valid": valid}
       own = own.with_columns({k: context.rows.place_column(k, v) for k, v in outcomes.items()})
-    check_outcomes(
-      np.asarray(rewards),
-      np.asarray(valid),
-      f"config.rl.process.online.outcome={online.outcome!r}",
-      "set --config.rl.process.online.outcome to a part of the reward that has such",
-    )
+    if online.loss == "outcome":
+      check_outcomes(
+        np.asarray(rewards),
+        np.asarray(valid),
+        f"config.rl.process.online.outcome={online.outcome!r}",
+        "set --config.rl.process.online.outcome to a part of the reward that has such",
+      )
     before, _ = context.score(network.weights, own)
     reference = context.rows.place_column("reference_log_probs", reference_log_probs)
     prepared, found = self.prepare(own, old_log_probs=before, reference_log_probs=reference)
@@ -388,13 +403,14 @@ class StepRewards(Signal):
 
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
     packed, sequences = context.packed, context.sequences
-    own = batch.columns.get("reference_log_probs")
+    policy = batch.columns.get("old_log_probs", batch.behaviour_log_probs)
+    against = self.rewards.config.against == "policy"
+    own = policy if against else batch.columns.get("reference_log_probs")
     reference = self.rewards.log_probs("reference", packed, sequences, own, batch)
     changed: dict[str, Any] = {}
     learnt: dict[str, float] = {}
     online = self.rewards.config.online
     if online is None or self.model is None:
-      policy = batch.columns.get("old_log_probs", batch.behaviour_log_probs)
       model = self.rewards.log_probs("model", packed, sequences, policy, batch)
     else:
       trained = networks[REWARD_MODEL]

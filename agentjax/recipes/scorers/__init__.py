@@ -1,6 +1,7 @@
 """Parts of the reward that many methods share: lengths, answers, form, sources. No jax."""
 
 from agentjax.recipes.scorers.answers import TextMatchConfig
+from agentjax.recipes.scorers.calls import UsedConfig
 from agentjax.recipes.scorers.form import TagsConfig
 from agentjax.recipes.scorers.lengths import OverlongConfig, RelativeConfig, seconds, tool_calls
 from agentjax.recipes.scorers.renorm import RenormConfig
@@ -14,6 +15,7 @@ __all__ = [
   "RenormConfig",
   "TagsConfig",
   "TextMatchConfig",
+  "UsedConfig",
   "seconds",
   "tool_calls",
 ]

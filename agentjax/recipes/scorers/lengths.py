@@ -63,7 +63,7 @@ def seconds(trajectory: Trajectory, task: Task) -> float:
   return float(sum(record.seconds for record in trajectory.tools))
 
 
-Form = Literal["range", "rank", "z_score"]
+Form = Literal["range", "rank", "place", "z_score"]
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -78,8 +78,10 @@ class RelativeConfig(GroupScorerConfig):
     part: what is compared, among ``config.reward.parts``: "sampled_tokens", "turns", "tool_calls",
       "seconds" or any other.
     form: "range": 0 for the lowest of the group, 1 for the highest; "rank": share of the group that
-      is lower, itself and equal ones counting half; "z_score": distance to the mean in standard
-      deviations (population). Where all are equal: 0.5, 0.5 and 0.
+      is lower, itself and equal ones counting half; "place": 0 for the lowest, 1 for the highest,
+      the others by their rank at even distances, equal ones in the middle of theirs; "z_score":
+      distance to the mean in standard deviations (population), 0 where all are equal. The others
+      are 0.5 there.
     among: a part of the reward; those in which it is 1 or more are compared with one another, and
       so are the others. "" compares all.
   """
@@ -122,7 +124,10 @@ def place(value: float, values: np.ndarray, form: Form) -> float:
   if form == "rank":
     return float(np.mean(values < value) + np.mean(values == value) / 2)
   if low == high:
-    return 0.5 if form == "range" else 0.0
+    return 0.0 if form == "z_score" else 0.5
+  if form == "place":
+    lower, equal = np.sum(values < value), np.sum(values == value)
+    return float(lower + (equal - 1) / 2) / (len(values) - 1)
   if form == "range":
     return (value - low) / (high - low)
   return float((value - values.mean()) / values.std())

@@ -1,0 +1,24 @@
+"""What the recipe is: the interplay study."""
+
+from agentjax.recipes import Recipe
+
+_RUN = "python -m agentjax.train --config=configs/interplay.py"
+RECIPES = (
+  Recipe(
+    name="Interplay of pre-training, mid-training and RL",
+    paper="2512.07783 and its code",
+    changes=(
+      "Problems have a graph of dependencies, and their number of operations says how hard they "
+      "are. A right answer earns .2, and .8 by how far the written steps are those of the graph: "
+      "right answers by wrong steps earn less."
+    ),
+    commands=(
+      f"{_RUN} --workdir=runs/edge",
+      f"{_RUN} --workdir=runs/far --config.data.source.reinforced=9",
+      f"{_RUN} --workdir=runs/outcome --config.reward.formula=right",
+    ),
+    tests=("tests/recipes/interplay",),
+    data="problems, generated, in letters; the paper's tell stories (GSM-Infinite)",
+    ours="the form of the problems; model, sizes and rates",
+  ),
+)

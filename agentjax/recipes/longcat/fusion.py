@@ -1,0 +1,64 @@
+r"""Fusion of experts: task vectors ``tau_i = theta_i - theta_base`` become one (2509.18883).
+
+1. Size: each tau_i of a tensor is scaled to the mean norm of all of them, so that none drowns the
+   others.
+2. Dropout: each entry is dropped with the chance p, and the others are divided by 1 - p (DARE,
+   2311.03099).
+3. Signs: of each entry the sign with the larger sum stays, and entries of the other sign are
+   erased (TIES, 2306.01708; SCE, 2408.07990).
+4. The result is base plus the mean of what stays, over the experts that have it.
+
+The paper names these four steps and no rate; how size is measured is ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+
+def fuse_tensor(
+  base: Float[np.ndarray, "*shape"],
+  experts: Sequence[Float[np.ndarray, "*shape"]],
+  *,
+  name: str = "",
+  drop: float = 0.0,
+  seed: int = 0,
+) -> Float[np.ndarray, "*shape"]:
+  """One tensor; float32. With one expert and ``drop`` 0 it is that expert's.
+
+  Args:
+    base: the start that all experts have in common.
+    experts: after training.
+    name: of the tensor; with seed and place it decides what is dropped.
+    drop: p.
+    seed: of what is dropped.
+  """
+  start = np.asarray(base, np.float32)
+  changes = [np.asarray(expert, np.float32) - start for expert in experts]
+  norms = [float(np.linalg.norm(change)) for change in changes]
+  present = [norm for norm in norms if norm > 0]
+  if not present:
+    return start
+  if len(present) > 1:
+    size = sum(present) / len(present)
+    changes = [
+      c * np.float32(size / n) if n > 0 else c for c, n in zip(changes, norms, strict=True)
+    ]
+  if drop:
+    changes = [
+      np.where(_draw(name, seed, i).random(c.shape) < drop, 0, c / np.float32(1 - drop))
+      for i, c in enumerate(changes)
+    ]
+  stacked = np.stack(changes)
+  kept = np.where(np.sign(stacked) == np.sign(stacked.sum(0)), stacked, 0)
+  count = np.maximum(np.count_nonzero(kept, axis=0), 1)
+  return start + (kept.sum(0) / count).astype(np.float32)
+
+
+def _draw(name: str, seed: int, place: int) -> np.random.Generator:
+  digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+  return np.random.default_rng([seed, place, int.from_bytes(digest, "big")])

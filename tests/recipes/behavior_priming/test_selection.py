@@ -1,0 +1,58 @@
+"""Trajectories are chosen by what they show, not by whether they are right."""
+
+import asyncio
+
+import pytest
+
+from agentjax.recipes.behavior_priming import BEHAVIOURS, select
+from agentjax.recipes.behavior_priming.selection import read_behaviours
+from tests.rewards.judging import Scripted
+
+ALL = list(BEHAVIOURS)
+
+
+def row(answer, **fields):
+  messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": answer}]
+  return {"messages": messages, **fields}
+
+
+def chosen(rows, judge=None, **settings):
+  kept = asyncio.run(select(rows, judge, **settings))
+  return [one["messages"][-1]["content"] for one in kept]
+
+
+def test_a_wrong_answer_with_all_behaviours_is_learnt_and_a_right_one_without_is_not():
+  """A filter by reward, as before plain GRPO, would keep the other one."""
+  rows = [row("5", behaviours=ALL, reward=0), row("4", behaviours=ALL[:3], reward=1)]
+  assert chosen(rows) == ["5"]
+  assert chosen(rows, wanted=ALL[:2]) == ["5", "4"]
+
+
+def test_a_judge_names_the_behaviours_of_the_others():
+  said = {"good": f'{{"shown": {ALL}}}'.replace("'", '"'), "poor": '{"shown": ["adaptive_search"]}'}
+  judge = Scripted(
+    lambda messages, key: said["good" if "careful" in messages[-1].content else "poor"]
+  )
+  assert chosen([row("careful"), row("hasty"), row("given", behaviours=ALL)], judge) == [
+    "careful",
+    "given",
+  ]
+  assert len(judge.asked) == 2
+
+
+@pytest.mark.parametrize("reply", ["", '{"shown": "all"}', '{"shown": ["charm"]}', "[]"])
+def test_a_reply_without_known_names_shows_nothing(reply):
+  assert read_behaviours(reply) == []
+
+
+@pytest.mark.parametrize(
+  ("rows", "message"),
+  [
+    ([row("4")], "no judge"),
+    ([row("4", behaviours=["charm"])], "charm"),
+    ([{"messages": [{"role": "user", "content": "2+2?"}], "behaviours": ALL}], "no assistant"),
+  ],
+)
+def test_what_cannot_be_chosen_from_is_refused(rows, message):
+  with pytest.raises(ValueError, match=message):
+    chosen(rows)

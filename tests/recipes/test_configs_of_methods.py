@@ -1,0 +1,66 @@
+"""Rewards of methods that are configs, from the configs themselves: tables by hand."""
+
+import asyncio
+import pathlib
+
+import pytest
+
+from agentjax.rewards import SCORERS, build_rewards
+from agentjax.rewards.formula import Formula
+from agentjax.training import load_experiment
+from agentjax.trajectory.builder import TrajectoryBuilder
+from agentjax.trajectory.record import Reward, Task
+
+_CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+_TASK = Task(0, (), "7", "made")
+
+
+def experiment(name):
+  return load_experiment(_CONFIGS / f"{name}.py")
+
+
+@pytest.mark.parametrize(
+  ("name", "parts", "paid"),
+  [
+    # ARTIST: two right answers of equal worth to GRPO differ by how many of their calls worked.
+    ("artist_word_problems", {"exact_match": 1, "format": 1, "tool_calls": 4, "tool_errors": 0}, 4),
+    ("artist_word_problems", {"exact_match": 1, "format": 1, "tool_calls": 4, "tool_errors": 0.75},
+     3.25),
+    ("artist_word_problems", {"exact_match": 0, "format": 1, "tool_calls": 0, "tool_errors": 0}, 1),
+    # DeepAnalyze: the gate, then the mean of task and code.
+    ("deep_analyze_word_problems", {"exact_match": 1, "format": 0, "tool_errors": 0}, -1),
+    ("deep_analyze_word_problems", {"exact_match": 1, "format": 1, "tool_errors": 0.5}, 0.75),
+    ("deep_analyze_word_problems", {"exact_match": 0, "format": 1, "tool_errors": 0}, 0.5),
+    ("a3t_word_problems", {"exact_match": 1}, 1),
+    ("a3t_word_problems", {"exact_match": 0}, -1),
+  ],
+)  # fmt: skip
+def test_a_reward_is_that_of_the_method(name, parts, paid):
+  reward = experiment(name).reward
+  assert set(parts) == set(reward.parts)
+  found = Formula(reward.formula).evaluate({k: Reward(float(v)) for k, v in parts.items()})
+  assert found.value == pytest.approx(paid)
+
+
+def episode(sample, turns, answer):
+  builder = TrajectoryBuilder(step=1, task_id=0, sample=sample, source="made")
+  for _ in range(turns):
+    builder.append_sampled([2], [-1.0], [0.5], 0)
+    builder.append("tool", [3])
+  made = builder.build()
+  made.answer = answer
+  return made
+
+
+def test_among_right_answers_fewer_turns_earn_more_and_among_wrong_ones_more():
+  """Turns 3, 5, 5, 9 of right ones: +.1, 0, 0, -.1; 10 and 40 of wrong ones: -.1, +.1."""
+  graph = build_rewards(experiment("agentcpm_word_problems").reward, SCORERS)
+  group = [episode(i, n, "7") for i, n in enumerate((3, 5, 5, 9))]
+  group += [episode(4 + i, n, "8") for i, n in enumerate((10, 40))]
+  asyncio.run(graph.score_group(group, _TASK))
+  expected = [1.1, 1.0, 1.0, 0.9, -0.1, 0.1]
+  assert [one.reward.value for one in group] == pytest.approx(expected)
+
+
+def test_a_fifth_of_the_conversations_are_trajectories_of_agents():
+  assert experiment("agent_tuning").data.source.weights == (0.2, 0.8)
