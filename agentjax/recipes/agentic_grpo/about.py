@@ -18,7 +18,7 @@ RECIPES = (
     ),
     tests=("tests/recipes/agentic_grpo",),
     data="Sokoban, generated",
-    ours="both clip bounds; every update waits for the end of the episodes",
+    ours="both clip bounds; updates wait for the end of the episodes, but for GrandCode's",
     page="methods.md#agentic-grpo-of-staged-rollouts",
   ),
 )
