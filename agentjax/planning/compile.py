@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ from agentjax.signals.teacher import TeacherHead, TeacherTargets
 from agentjax.training.experiment import Experiment
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.phases import update_settings
-from agentjax.training.placement import place
+from agentjax.training.placement import Placement, place
 from agentjax.training.policies import trained_networks
 from agentjax.training.snapshots import snapshot_networks
 from agentjax.training.state import (
@@ -145,14 +145,8 @@ class _Training:
     }
 
   def policy(self, experiment: Experiment) -> Any:
-    """What is scored and published; with adapters, their base weights as well."""
-    weights, reference = self.state.weights, self.state.reference
-    if experiment.lora is None:
-      return weights.policy
-    whole = jax.jit(functools.partial(full_policy, lora=experiment.lora))
-    with jax.set_mesh(self.spec.mesh):
-      lowered = whole.trace(weights, reference).lower(lowering_platforms=("tpu",))
-    return _placed(jax.eval_shape(whole, weights, reference), lowered.compile().output_shardings)
+    """What is scored and published; with adapters, the weights below them as well."""
+    return full_policy(self.state.weights, self.state.reference, experiment.lora)
 
 
 def _training(experiment: Experiment, devices: Sequence[jax.Device]) -> _Training:
@@ -219,12 +213,11 @@ def plan_scoring(
   weights = Weights(training.policy(experiment), training.state.weights.value)
   tokens = (batch.token_ids, batch.prepared.segment_ids, batch.positions, batch.experts)
   count = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh))
-  name = "parameters" if experiment.lora is None else "parameters and adapters in one"
   with jax.set_mesh(mesh):
     return _compile(
       make_score(experiment.model, experiment.rl.sampling.temperature or 1.0),
       (weights, *tokens, count),
-      parts={name: weights, "batch": tokens},
+      parts={"parameters": weights, "batch": tokens},
       rows=rows,
       capacity=capacity,
     )
@@ -236,7 +229,8 @@ def plan_publishing(
   """Plans what gives lanes new weights: "cast" on the devices that train, "publish" to the lanes.
 
   "publish" exists if all lanes live on the devices that train; ``jax.device_put`` sends others the
-  weights.
+  weights. With adapters these two are of the weights below them, once a run, and "cast adapters"
+  and "publish adapters" are what every step does.
 
   Args:
     experiment, devices, capacity: as of ``plan_training``.
@@ -245,15 +239,38 @@ def plan_publishing(
   placement = place(experiment.devices, devices)
   homes = make_homes(engine, placement.rollout)
   programs = programs_of_lane(experiment.model, engine, None, homes[0].mesh)
-  policy = training.policy(experiment)
-  name = "parameters" if experiment.lora is None else "parameters and adapters in one"
-  cast = _compile(programs.prepare, (policy,), {name: policy}, engine.slots, capacity)
+  base, adapters = split_adapters(training.policy(experiment))
+  specs = programs.params_spec
+  plans = _plan_publication(
+    _Sent("weights", base, specs, programs.prepare), engine.slots, placement, homes, capacity
+  )
+  if adapters is not None:
+    specs = None if specs is None else programs.placed_spec(adapters)
+    sent = _Sent("adapters", adapters, specs, programs.prepare_adapters)
+    added = _plan_publication(sent, engine.slots, placement, homes, capacity)
+    plans |= {f"{name} adapters": plan for name, plan in added.items()}
+  return plans
+
+
+class _Sent(NamedTuple):
+  """What is published: ``specs`` say how lanes split it, None for lanes of one device."""
+
+  name: str
+  arrays: Any
+  specs: Any
+  prepare: Callable[..., Any]
+
+
+def _plan_publication(
+  sent: _Sent, slots: int, placement: Placement, homes: Sequence[Home], capacity: int
+) -> dict[str, Plan]:
+  cast = _compile(sent.prepare, (sent.arrays,), {"parameters": sent.arrays}, slots, capacity)
   everywhere = lanes_everywhere(homes, placement.training)
   if everywhere is None or cast.results is None:
     return {"cast": cast}
-  shapes = jax.tree.leaves(jax.eval_shape(programs.prepare, policy))
+  shapes = jax.tree.leaves(jax.eval_shape(sent.prepare, sent.arrays))
   sources = jax.tree.leaves(cast.results)
-  specs = jax.tree.leaves(programs.params_spec, is_leaf=lambda v: isinstance(v, jax.P))
+  specs = jax.tree.leaves(sent.specs, is_leaf=lambda v: isinstance(v, jax.P))
   targets = [jax.sharding.NamedSharding(everywhere, s) for s in specs or [jax.P()] * len(shapes)]
   given = _placed(shapes, [reordered(source, everywhere) for source in sources])
   plans, beside = [], []
@@ -263,14 +280,14 @@ def plan_publishing(
     )
     beside.append(plans[-1].peak - bytes_a_device(_placed(shapes[part], targets[part])))
   parts = {
-    "cast weights": bytes_a_device(_placed(shapes, sources)),
-    "lane's weights": bytes_a_device(_placed(shapes, targets)),
+    f"cast {sent.name}": bytes_a_device(_placed(shapes, sources)),
+    f"lane's {sent.name}": bytes_a_device(_placed(shapes, targets)),
   }
   peak = sum(parts.values()) + max(beside)
   fixed = [plan.fixed for plan in plans if plan.fixed is not None]
   cost = functools.reduce(ProgramCost.plus, fixed) if len(fixed) == len(plans) else None
   nothing = None if cost is None else cost.plus(cost, -1)
-  publish = Plan(engine.slots, parts, max(beside), peak, peak <= capacity, cost, nothing)
+  publish = Plan(slots, parts, max(beside), peak, peak <= capacity, cost, nothing)
   return {"cast": cast, "publish": publish}
 
 

@@ -142,8 +142,10 @@ def step_cost(
   runs: dict[str, float] = {
     "decode": math.ceil(share / slots) * math.ceil(sampled / engine.chunk_tokens),
     f"extend {bucket}": math.ceil(share * (total - sampled) / (bucket * rows)),
-    "cast": 1,
-    "publish": 1,
+    "cast": experiment.lora is None,
+    "publish": experiment.lora is None,
+    "cast adapters": 1,
+    "publish adapters": 1,
   }
   updates = stage.minibatches * stage.epochs
   scorings = (stage.old_log_probs == "recomputed") + stage.objective.needs_reference

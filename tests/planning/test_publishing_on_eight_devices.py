@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from unittest import mock
 
 import jax
+import optax
 
-from agentjax import models
 from agentjax.engine import Engine, publish
+from agentjax.models.lora import LoraConfig
 from agentjax.planning import compile as compilation
 from agentjax.planning.compile import Plan, plan_publishing
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.sharding import MeshConfig, make_mesh, shardings
+from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.training.state import StateSpec, full_policy
 from tests.sharding.conftest import on_eight_devices  # noqa: F401
 from tests.training.stages import staged_experiment
 
@@ -21,6 +25,11 @@ def test_the_plan_and_the_engine_publish_by_one_program(on_eight_devices):  # no
 
 
 def check() -> None:
+  for lora in (None, LoraConfig(rank=2)):
+    check_publishing(lora)
+
+
+def check_publishing(lora: LoraConfig | None) -> None:
   """The same jitted functions, for arguments of the same shapes, dtypes and places."""
   order = [jax.devices()[i] for i in (0, 2, 4, 6, 7, 5, 3, 1)]  # as on a torus
   planned, used = [], []
@@ -35,11 +44,14 @@ def check() -> None:
   compilation._compile = compiled
   compilation.make_mesh = lambda config, devices: make_mesh(config, order)
   experiment = staged_experiment(ScheduleConfig(), mesh=MeshConfig(fsdp=4, tensor=2))
+  experiment.lora = lora
   changes = {"lanes": 2, "mesh": MeshConfig(fsdp=1, tensor=4), "warmup": False}
   experiment.engine = dataclasses.replace(experiment.engine, **changes)
   publish._AT_ONCE = 2**10  # several programs for a small model
   plans = plan_publishing(experiment.freeze(), jax.devices(), 0)
-  assert list(plans) == ["cast", "publish"] and len(planned) > 3
+  names = ["cast", "publish"]
+  names += [] if lora is None else ["cast adapters", "publish adapters"]
+  assert list(plans) == names and len(planned) > 3
   # Besides all weights in both layouts there is a part of them in the lanes' order.
   parts = plans["publish"].parts
   assert 0 < plans["publish"].temporary < parts["cast weights"] < parts["lane's weights"]
@@ -53,16 +65,28 @@ def check() -> None:
 
     return call
 
-  publish.reshard_program = noted
-  model = experiment.model
   mesh = make_mesh(experiment.mesh, order)
-  placed = shardings(models.param_specs(model), mesh)
-  params = jax.jit(lambda key: models.init(model, key), out_shardings=placed)(jax.random.key(0))
-  engine = Engine(model, experiment.sampling_engine)
-  prepare = engine.scheduler.lanes[0].slots.programs.prepare
-  engine.publish(params, 0)
+  spec = StateSpec(experiment.model, optax.identity(), mesh, lora=lora)
+  state = spec.create(jax.random.key(0))
+  params = full_policy(state.weights, state.reference, lora)
+  engine = Engine(experiment.model, experiment.sampling_engine)
+  programs = engine.scheduler.lanes[0].slots.programs
+  with contextlib.ExitStack() as stack:  # the programs are shared with later engines
+    stack.enter_context(mock.patch.object(publish, "reshard_program", noted))
+    for name in ("prepare", "prepare_adapters"):
+      seen = noting(getattr(programs, name), used)
+      stack.enter_context(mock.patch.object(programs, name, seen))
+    engine.publish(params, 0)
   engine.close()
-  assert planned == [(prepare, jax.tree.map(_kind, (params,))), *used]
+  assert planned == used
+
+
+def noting(function, used):
+  def call(arrays):
+    used.append((function, jax.tree.map(_kind, (arrays,))))
+    return function(arrays)
+
+  return call
 
 
 def _kind(x):
