@@ -42,7 +42,7 @@ class Aligned(LikelihoodConfig):
 
   episodes = demonstrations
 
-  def engine(self, model, config, **options):
+  def engine(self, model, config, chat, **options):
     return _OwnEngine(model, config, **options)
 
 
