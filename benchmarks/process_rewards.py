@@ -252,7 +252,6 @@ def main() -> None:
   parser.add_argument("--seeds", type=int, default=3)
   parser.add_argument("--out", type=pathlib.Path, required=True)
   options = parser.parse_args()
-  logging.set_verbosity(logging.ERROR)  # signs of collapse are part of the figures
   rest = options.steps, options.rate, options.model_rate, options.beta, options.left
   print(
     f"steps {options.steps}, rate {options.rate:g}, model {options.model_rate:g}, "
@@ -263,4 +262,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+  logging.set_verbosity(logging.ERROR)  # signs of collapse are part of the figures
   main()
