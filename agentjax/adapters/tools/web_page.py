@@ -39,6 +39,7 @@ from agentjax.tools.workspace import Workspaces
 
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _SITE = "http://workspace.test"
+_ICON = f"{_SITE}/favicon.ico"  # the browser asks for it, now and then, whatever the page
 _START_OF_TIME = 1_600_000_000  # what Date says when a page begins; ours
 _MAX_MESSAGE = 2**26
 _MAX_FILE = 2**24
@@ -381,7 +382,7 @@ class _View:
     with contextlib.suppress(_BrowserGone):
       found = await self._answer(url) if url.startswith(f"{_SITE}/") else None
       if found is None:
-        if len(self.blocked) < _SHOWN:
+        if len(self.blocked) < _SHOWN and url != _ICON:
           self.blocked.append(url[:300])
         await self._browser.send(
           "Fetch.failRequest", self._session, requestId=request, errorReason="BlockedByClient"
