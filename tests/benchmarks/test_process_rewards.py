@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from absl import logging
 
 from agentjax.world import Action
 from benchmarks import process_rewards
@@ -36,7 +37,9 @@ def test_every_kind_is_run_and_kept(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(process_rewards, "WARM_STEPS", 2)
   arguments = ["process_rewards.py", "--steps=2", "--seeds=1", f"--out={tmp_path}"]
   monkeypatch.setattr(sys, "argv", arguments)
+  told = logging.get_verbosity()
   process_rewards.main()
+  assert logging.get_verbosity() == told  # else whoever calls it hears no warning any more
   lines = capsys.readouterr().out.splitlines()
   assert [line.split(":")[0].strip() for line in lines[1:]] == [
     "none", "frozen", "double", "single",

@@ -39,7 +39,7 @@ from agentjax.tools.workspace import Workspaces
 
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _SITE = "http://workspace.test"
-_ICON = f"{_SITE}/favicon.ico"  # the browser asks for it, now and then, whatever the page
+_ICON = f"{_SITE}/favicon.ico"
 _START_OF_TIME = 1_600_000_000  # what Date says when a page begins; ours
 _MAX_MESSAGE = 2**26
 _MAX_FILE = 2**24
@@ -365,7 +365,7 @@ class _View:
 
   def _on_event(self, method: str, values: dict[str, Any]) -> None:
     if method == "Fetch.requestPaused":
-      task = asyncio.ensure_future(self._reply(values["requestId"], values["request"]["url"]))
+      task = asyncio.ensure_future(self._reply(values))
       self._answering.add(task)
       task.add_done_callback(self._answering.discard)
     elif method == "Emulation.virtualTimeBudgetExpired":
@@ -378,11 +378,14 @@ class _View:
       self._browser.end("it ran out of memory, or broke the browser")
       self._time_is_up.set()
 
-  async def _reply(self, request: str, url: str) -> None:
+  async def _reply(self, paused: dict[str, Any]) -> None:
+    request, url = paused["requestId"], paused["request"]["url"]
     with contextlib.suppress(_BrowserGone):
       found = await self._answer(url) if url.startswith(f"{_SITE}/") else None
       if found is None:
-        if len(self.blocked) < _SHOWN and url != _ICON:
+        # The browser asks for an icon by itself, now and then; what a page shows has another type.
+        by_itself = url == _ICON and paused["resourceType"] == "Other"
+        if len(self.blocked) < _SHOWN and not by_itself:
           self.blocked.append(url[:300])
         await self._browser.send(
           "Fetch.failRequest", self._session, requestId=request, errorReason="BlockedByClient"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import matplotlib.image
 import pytest
 
-from agentjax.adapters.tools.web_page import WebPageConfig, WebPageTool
+from agentjax.adapters.tools.web_page import WebPageConfig, WebPageTool, _View
 from agentjax.config import ConfigError
 from agentjax.sandbox import ProcessSandbox, SandboxLimits
 from agentjax.tools import ToolContext, ToolRegistry, ToolResult, ToolStatus
@@ -86,6 +86,35 @@ def test_file_of_the_workspace_finds_its_neighbours(page: Page) -> None:
   assert pixel(result, 300, 190) == (0, 0, 255)
   assert page(path="site/none.html").status is ToolStatus.ERROR
   assert page(path="../../etc/passwd").status is ToolStatus.ERROR
+
+
+def test_only_what_the_page_asks_for_is_told_as_missing() -> None:
+  """A browser asks for the icon of a site by itself, sooner or later."""
+
+  class Browser:
+    def __init__(self) -> None:
+      self.failed: list[str] = []
+
+    async def send(self, method: str, session: str, *, requestId: str, errorReason: str) -> None:
+      assert method == "Fetch.failRequest"
+      self.failed.append(requestId)
+
+  async def nothing(url: str) -> None:
+    return None
+
+  async def blocked(kind: str, path: str) -> list[str]:
+    browser = Browser()
+    view = _View(browser, nothing)  # type: ignore[arg-type]
+    request = {"url": f"http://workspace.test{path}"}
+    paused = {"requestId": "7", "request": request, "resourceType": kind}
+    view._on_event("Fetch.requestPaused", paused)
+    await asyncio.gather(*view._answering)
+    assert browser.failed == ["7"]  # else the browser would wait for it
+    return view.blocked
+
+  assert asyncio.run(blocked("Other", "/favicon.ico")) == []
+  for kind, path in (("Image", "/favicon.ico"), ("Other", "/worker.js")):
+    assert asyncio.run(blocked(kind, path)) == [f"http://workspace.test{path}"]
 
 
 @needs_browser
