@@ -41,12 +41,16 @@ ALLOWED = {
   ("adapters/unit_tests/boxed/tests.py", "exec"): "in a box",
   ("adapters/unit_tests/boxed/tests.py", "compile"): "in a box",
   ("adapters/unit_tests/boxed/tests.py", "ast.parse"): "in a box",
+  ("recipes/grandcode/inputs.py", "ast.parse"): "texts of the tasks",
+  ("recipes/grandcode/inputs.py", "literal_eval"): "texts of the tasks",
+  ("recipes/grandcode/one_problem.py", "ast.parse"): "the user's own problem",
   ("rewards/formula.py", "ast.parse"): "a text of the config",
   ("worlds/countdown/game.py", "ast.parse"): "at most 200 characters",
   ("worlds/code/tasks.py", "ast.parse"): "files of the data set",
   ("worlds/code/function_tasks.py", "exec"): "texts of that file",
   ("worlds/repair/mutations.py", "ast.parse"): "files of the project",
   ("worlds/repair/tasks.py", "ast.parse"): "files of the project",
+  ("worlds/retail/desk.py", "ast.parse"): "at most 200 characters",
 }
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -197,10 +198,14 @@ def test_a_process_that_is_gone_during_a_save_is_not_taken_for_a_full_disk(
     CheckpointStore(tmp_path, keep=1, identity={}).save(1, _small([1.0]), {})
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   monkeypatch.setattr(processes, "wait", lambda name: None)
+  told: dict[str, str] = {}
+  store = types.SimpleNamespace(key_value_set=lambda key, value, **_: told.update({key: value}))
+  monkeypatch.setattr(processes, "_store", lambda: store)
   with pytest.raises(processes.ProcessLostError, match="Start the same command again"):
     with processes.failing_together():
       CheckpointStore(tmp_path, keep=1, identity={}).save(1, _small([1.0]), {})
   assert [status for _, status in left] == [4]
+  assert len(told) == 1  # the others learn of it
 
 
 def test_an_error_of_ours_that_a_device_caused_is_not_a_lost_process(monkeypatch):

@@ -14,10 +14,17 @@ The paper names these four steps and no rate; how size is measured is ours.
 from __future__ import annotations
 
 import hashlib
+import os
+import pathlib
+import shutil
 from collections.abc import Sequence
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 from jaxtyping import Float
+
+from agentjax.config import ConfigError
 
 
 def fuse_tensor(
@@ -62,3 +69,70 @@ def fuse_tensor(
 def _draw(name: str, seed: int, place: int) -> np.random.Generator:
   digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
   return np.random.default_rng([seed, place, int.from_bytes(digest, "big")])
+
+
+def fuse_folders(
+  base: str | os.PathLike[str],
+  experts: Sequence[str | os.PathLike[str]],
+  output: str | os.PathLike[str],
+  *,
+  drop: float = 0.0,
+  seed: int = 0,
+) -> int:
+  """Writes the folder; returns the number of tensors.
+
+  Args:
+    base, experts, output: folders.
+    drop, seed: as ``fuse_tensor`` has them.
+
+  Raises:
+    ConfigError: a folder without tensors, an output that is there, or experts with other tensors.
+  """
+  target = pathlib.Path(output)
+  if target.exists():
+    raise ConfigError(f"--output={str(output)!r} is there; allowed: a new folder.")
+  folders = [pathlib.Path(folder) for folder in (base, *experts)]
+  places = [_places(folder) for folder in folders]
+  for folder, own in zip(folders[1:], places[1:], strict=True):
+    if differing := sorted(own.keys() ^ places[0].keys()):
+      raise ConfigError(
+        f"{folder} and {folders[0]} differ in tensors such as {differing[0]!r}; allowed: folders "
+        "of one model."
+      )
+  beside = target.with_name(f"{target.name}.tmp")
+  shutil.rmtree(beside, ignore_errors=True)
+  shutil.copytree(folders[0], beside)
+  for file in sorted(beside.glob("*.safetensors")):
+    names = [name for name, place in places[0].items() if place.name == file.name]
+    tensors = {name: _fused(name, places, drop, seed) for name in names}
+    safetensors.numpy.save_file(tensors, file, metadata={"format": "pt"})
+  beside.rename(target)
+  return len(places[0])
+
+
+def _fused(
+  name: str, places: Sequence[dict[str, pathlib.Path]], drop: float, seed: int
+) -> np.ndarray:
+  base, *others = (_read(own[name], name) for own in places)
+  if any(other.shape != base.shape for other in others):
+    shapes = [base.shape, *(other.shape for other in others)]
+    raise ConfigError(f"tensor {name!r} has the shapes {shapes}; allowed: folders of one model.")
+  if not np.issubdtype(base.dtype, np.floating) and base.dtype.name != "bfloat16":
+    return base
+  return fuse_tensor(base, others, name=name, drop=drop, seed=seed).astype(base.dtype)
+
+
+def _places(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+  """The file of every tensor."""
+  found: dict[str, pathlib.Path] = {}
+  for file in sorted(folder.glob("*.safetensors")):
+    with safetensors.safe_open(file, framework="numpy") as opened:
+      found |= dict.fromkeys(opened.keys(), file)
+  if not found:
+    raise ConfigError(f"{folder} has no tensors; allowed: a folder with *.safetensors files.")
+  return found
+
+
+def _read(file: pathlib.Path, name: str) -> np.ndarray:
+  with safetensors.safe_open(file, framework="numpy") as opened:
+    return opened.get_tensor(name)

@@ -5,7 +5,7 @@ import dataclasses
 
 from agentjax.adapters.unit_tests.scorer import UnitTests
 from agentjax.recipes.grandcode.pool import PoolConfig
-from agentjax.recipes.grandcode.separate import report_of, separate
+from agentjax.recipes.grandcode.separation import report_of, separate
 from agentjax.recipes.grandcode.wrong import Wrong, wrong_candidates
 from tests.recipes.grandcode.local import LocalRunner, problem
 

@@ -8,8 +8,7 @@ import pytest
 import safetensors.numpy
 
 from agentjax.config import ConfigError
-from agentjax.recipes.longcat.fuse import fuse_folders
-from agentjax.recipes.longcat.fusion import fuse_tensor
+from agentjax.recipes.longcat.fusion import fuse_folders, fuse_tensor
 
 BASE = np.array([1.0, 1.0, 1.0, 1.0], np.float32)
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.recipes.semaclaw.jobs import STATE, Job, Schedule, next_time, read_jobs
 from agentjax.recipes.semaclaw.live import LiveTeam
-from agentjax.recipes.semaclaw.schedule import STATE, Job, Schedule, next_time, read_jobs
 from agentjax.recipes.semaclaw.scripted import CounterSeat
 from agentjax.training import load_experiment
 from tests.recipes.semaclaw.test_live import _CONFIG
