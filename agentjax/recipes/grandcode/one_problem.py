@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import dataclasses
-import json
 import pathlib
 
-from rich.console import Console
-
 from agentjax.adapters.unit_tests.scorer import UNIT_TESTS
-from agentjax.config import ConfigError, FilePath, check
+from agentjax.config import FilePath, check
 from agentjax.data import DataConfig, TaskSplits
 from agentjax.data.errors import DataError
 from agentjax.data.splits import FIRST_TEST_ID
-from agentjax.files import write_atomically
 from agentjax.recipes.grandcode.checks import judge_examples, judge_tests
 from agentjax.recipes.grandcode.inputs import Problem, read_problem
 from agentjax.recipes.grandcode.pool import PoolTest, texts_of, vote
-from agentjax.recipes.grandcode.settings import SOLVER
-from agentjax.recipes.grandcode.world import GrandCodeConfig, GrandCodeWorld, pool_of
-from agentjax.sandbox.config import Sandboxes
-from agentjax.tools.registry import ToolRegistry
-from agentjax.training import Experiment, Run
-from agentjax.training.journal import JOURNAL_FILE, JournalReader
+from agentjax.recipes.grandcode.world import GrandCodeWorld, pool_of
 from agentjax.trajectory.record import Message, Task
-from agentjax.world.world import Site
 from agentjax.worlds.code.sources import CodeTaskSource
 
 _ASK = "Answer with Python code in one ```python block; use the standard library only."
@@ -137,39 +126,3 @@ async def choose_solution(world: GrandCodeWorld, task: Task, solutions: list[str
   winner = found.winner or 0
   votes = len(found.groups[0]) if found.groups else 1
   return Chosen(accepted[winner], len(accepted), votes, kinds)
-
-
-def solve(experiment: Experiment, problem: str, workdir: str, console: Console | None = None
-) -> Chosen:  # fmt: skip
-  """Trains on a problem and chooses among all that was drawn.
-
-  Raises:
-    ConfigError: a world without these seats, or one that knows right answers.
-  """
-  world = experiment.world
-  if not isinstance(world, GrandCodeConfig) or world.judge != "shown" or SOLVER not in world.stages:
-    raise ConfigError(
-      "config.world must be 'agentjax.recipes.grandcode:GrandCodeConfig' with judge='shown' and a "
-      "stage 'solver': nobody knows the right program of the problem."
-    )
-  world.tasks = OneProblemConfig(problem)
-  Run(experiment, workdir, console=console).train()
-  return asyncio.run(_choose(experiment, world, pathlib.Path(workdir)))
-
-
-async def _choose(experiment: Experiment, config: GrandCodeConfig, workdir: pathlib.Path) -> Chosen:
-  sandboxes = Sandboxes(experiment.sandboxes)
-  world = config.build(Site(ToolRegistry(()), sandboxes))
-  assert isinstance(world, GrandCodeWorld)
-  episodes = JournalReader(workdir / JOURNAL_FILE).trajectories(lambda _: True)
-  drawn = [one.answer for _, one in sorted(episodes.items()) if one.answer and SOLVER in one.agents]
-  try:
-    (task,) = world.tasks(experiment.data).train
-    chosen = await choose_solution(world, task, drawn)
-  finally:
-    await world.close()
-  if chosen.code is not None:
-    write_atomically(workdir / "solution.py", chosen.code)
-  counts = {k: v for k, v in dataclasses.asdict(chosen).items() if k != "code"}
-  write_atomically(workdir / "solution.json", json.dumps(counts | {"drawn": len(drawn)}, indent=2))
-  return chosen

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from agentjax.command import main
 from agentjax.config import ConfigError
-from agentjax.recipes.grandcode.one_problem import solve
+from agentjax.recipes.grandcode.solving import solve
 from agentjax.training.flags import define_config_flag
 
 _CONFIG = define_config_flag()

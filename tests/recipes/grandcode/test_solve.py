@@ -14,8 +14,8 @@ from agentjax.recipes.grandcode import (
   OneProblemConfig,
   SeatsConfig,
 )
-from agentjax.recipes.grandcode.one_problem import solve
 from agentjax.recipes.grandcode.settings import HYPOTHESIS, SOLVER
+from agentjax.recipes.grandcode.solving import solve
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training.metrics import read_metrics
 from tests.training.smoke import quiet
