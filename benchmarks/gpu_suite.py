@@ -7,8 +7,14 @@ with the token loop in float64 on the CPU: values and every gradient, over packe
 largest error over the largest value. A speed is the median of repeated calls that are waited for;
 beside it stand the bytes that must move at least and the FLOPs of the formula, and the share of the
 time that either would take at the rates of a copy and of a matrix product measured just before.
-Where torch and mamba_ssm (or causal_conv1d) can be imported, their kernels are timed too. Paged
-attention has no gradient; its cases are those of ``benchmarks/paged_attention.py``.
+Where torch and mamba_ssm (or causal_conv1d) can be imported, their kernels are timed too. Attention
+over pages has no gradient; its cases are in ``paged_attention.py`` and ``packet_attention.py``.
+
+Then whole GRPO steps with random weights, on Qwen3-0.6B and on a Nemotron-H-like model of 1B:
+prompts taken in, tokens sampled, weights published, the update. Of sampling, the bytes are the
+weights, states, keys and values that its steps must read; of the update, FLOPs are 6 a parameter
+and token. Qwen3 samples again with keys and values in int8; ``mismatch`` is the largest difference
+between the log-probs of sampler and trainer.
 
 ``--tiny`` is for a CPU: small sizes, the Pallas kernels interpreted, times without meaning.
 """
@@ -19,6 +25,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -33,8 +40,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import paged_attention as paged
+import packet_attention
+import paged_attention
 from absl import app, flags
+from grpo_step import GrpoSteps, StepSizes, StepTimes
 
 import pallas_kernels
 from agentjax import models
@@ -49,7 +58,8 @@ Arguments = dict[str, np.ndarray]
 TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-2}
 # Of a model's loss and gradients in float32 on two devices, after some ten layers.
 MODEL_TOLERANCE = 1e-4
-PAGED = "paged_attention"
+# Kernels that read pages: no gradient, and cases of their own.
+PAGED = {"paged_attention": paged_attention, "kv_packet": packet_attention}
 # Of timed calls, after which no more of one function are made: the suite ends within ten minutes.
 SECONDS = 2.0
 # Tokens a chunk in the count of FLOPs of the chunked form, for every implementation alike.
@@ -487,45 +497,39 @@ def time_peer(report: Report, row: Row, kernel: Kernel, given: dict[str, Array])
   report.add(row)
 
 
-def check_pages(report: Report, module: Any, tiny: bool) -> None:
-  """Every size that the tests check, in float32, bfloat16 and 8 bits, against float64."""
-  shapes = {k: v for k, v in paged.CHECKED.items() if not tiny or k in ("a step", "latent")}
+def check_pages(report: Report, name: str, module: Any, tiny: bool) -> None:
+  """A kernel that reads pages, against float64."""
   cpu = jax.devices("cpu")[0]
-  kinds = (("float32", None), ("bfloat16", None), ("bfloat16", "int8"))
-  for label, shape in shapes.items():
-    for dtype, quantised in kinds:
-      case = paged.Case(label, shape, dtype, quantised)
-      given = paged.draw(case)
-      with jax.enable_x64(True), jax.default_device(cpu):
-        wide = {k: _widened(v, cpu) for k, v in given.items()}
-        expected = np.asarray(jax.jit(case.call("reference"))(**wide))
-      for implementation in implementations(module):
-        row = Row(PAGED, f"{label} {tuple(shape)}", case.pools, "check", implementation)
-        with recorded(row):
-          found = jax.jit(case.call(implementation))(**given)
-          row.error = largest_error(found, expected)
-          row.ok = row.error < TOLERANCES[dtype]
-          row.note = f"allowed {TOLERANCES[dtype]:.0e}"
-        report.add(row)
+  for case in PAGED[name].checked(tiny):
+    given = case.draw()
+    with jax.enable_x64(True), jax.default_device(cpu):
+      wide = jax.tree.map(functools.partial(_widened, device=cpu), given)
+      expected = np.asarray(jax.jit(case.call("reference"))(**wide))
+    for implementation in implementations(module):
+      row = Row(name, f"{case.name} {tuple(case.shape)}", case.pools, "check", implementation)
+      with recorded(row):
+        found = jax.jit(case.call(implementation))(**given)
+        row.error = largest_error(found, expected)
+        row.ok = row.error < TOLERANCES[case.dtype]
+        row.note = f"allowed {TOLERANCES[case.dtype]:.0e}"
+      report.add(row)
 
 
-def _widened(value: Array | None, device: jax.Device) -> Array | None:
+def _widened(value: Array, device: jax.Device) -> Array:
   """Float64 of what the reference multiplies, on the device."""
-  if value is None:
-    return None
   array = np.asarray(value)
   narrow = array.dtype.itemsize == 1 or array.dtype == np.int32
   return jax.device_put(array if narrow else array.astype(np.float64), device)
 
 
-def time_pages(report: Report, module: Any, tiny: bool, rates: Rates) -> None:
-  """Decoding, a prefill and pools of 8 bits; tokens are those of the queries."""
-  for case in paged.cases(tiny):
-    arguments, shape = paged.draw(case), case.shape
-    work = Work(*paged.work(case, arguments))
+def time_pages(report: Report, name: str, module: Any, tiny: bool, rates: Rates) -> None:
+  """Decoding and a prefill over pages; tokens are those of the queries."""
+  for case in PAGED[name].timed(tiny):
+    arguments, shape = case.draw(), case.shape
+    work = Work(*PAGED[name].work(case, arguments))
     for implementation in implementations(module):
       row = Row(
-        PAGED,
+        name,
         f"{case.name} {tuple(shape)}",
         case.pools,
         "forward",
@@ -687,6 +691,109 @@ def time_model(report: Report, tiny: bool, rates: Rates) -> None:
     report.add(row)
 
 
+def step_cases(tiny: bool) -> Iterator[tuple[str, models.ModelConfig, StepSizes]]:
+  """Policies with the sizes of their steps."""
+  if tiny:
+    sizes = StepSizes(batch=4, group=2, prompt=16, completion=8)
+    qwen3 = dataclasses.replace(CHECKED_MODEL, vocab_size=300, pattern="*-")
+    nemotron_h = dataclasses.replace(CHECKED_MODEL, vocab_size=300, pattern="M-*-")
+  else:
+    sizes = StepSizes(
+      batch=128, group=16, prompt=512, completion=512, chunk_tokens=32, extend_rows=8, rows=16
+    )
+    fast = {"compute_dtype": "bfloat16", "remat": "block", "attention_block": 512}
+    qwen3 = dataclasses.replace(models.model_preset("qwen3_0_6b"), **fast)
+    nemotron_h = models.ModelConfig(
+      vocab_size=32768,
+      d_model=2048,
+      pattern="M-M-M-M*-" * 3,
+      num_heads=16,
+      num_kv_heads=8,
+      head_dim=128,
+      d_mlp=8192,
+      mlp_activation="relu2",
+      mamba_heads=64,
+      mamba_head_dim=64,
+      mamba_state=128,
+      mamba_groups=8,
+      chunk_size=128,
+      **fast,
+    )
+  yield "GRPO, Qwen3", qwen3, sizes
+  yield "GRPO, Qwen3", qwen3, dataclasses.replace(sizes, cache_dtype="int8")
+  yield "GRPO, Nemotron-H", nemotron_h, sizes
+
+
+def time_steps(report: Report, tiny: bool, rates: Rates) -> None:
+  """Whole steps of reinforcement learning, part by part."""
+  for name, config, sizes in step_cases(tiny):
+    row = Row(name, _step_sizes(config, sizes), config.compute_dtype, "step", "agentjax")
+    with recorded(row):
+      steps = GrpoSteps(config, sizes)
+      try:
+        times = list(itertools.islice(steps, 1 if tiny else 3))
+        for part in _step_parts(row, steps, times, config, sizes, rates):
+          report.add(part)
+      finally:
+        steps.close()
+      seconds = statistics.median(t.publish[0] + t.generate[0] + t.update[0] for t in times)
+      row.milliseconds = 1e3 * seconds
+      mismatch = max(t.metrics["mismatch/max"] for t in times)
+      row.note = f"{sizes.batch * sizes.length / seconds:,.0f} tokens/s; mismatch {mismatch:.1e}"
+    report.add(row)
+
+
+def _step_sizes(config: models.ModelConfig, sizes: StepSizes) -> str:
+  millions = models.count(models.param_specs(config)) / 1e6
+  cache = f", {sizes.cache_dtype} pages" if sizes.cache_dtype else ""
+  return f"{millions:.0f}M, {sizes.batch} x ({sizes.prompt} + {sizes.completion}){cache}"
+
+
+def _step_parts(
+  row: Row,
+  steps: GrpoSteps,
+  times: list[StepTimes],
+  config: models.ModelConfig,
+  sizes: StepSizes,
+  rates: Rates,
+) -> Iterator[Row]:
+  """A row for each part of some steps."""
+  parameters = models.count(models.param_specs(config))
+  stats, programs = steps.engine.stats, steps.engine.scheduler.lanes[0].slots.programs
+  weights = stats.published_bytes / stats.publications
+  lookups = 0 if config.tie_embeddings else config.vocab_size * config.d_model
+  read = weights * (1 - lookups / parameters)  # by one step: of an embedding, a few rows
+  mean = sizes.prompt + sizes.completion // 2
+  held = programs.context_bytes(mean) + programs.state_bytes  # read, and the states written
+  ids = np.random.default_rng(0).integers(0, 256, (sizes.batch, sizes.prompt), dtype=np.int32)
+  prefill = statistics.median(steps.prefill(np.roll(ids, i, axis=1)) for i in range(1, 4))
+  tokens = {"prefill": ids.size, "generate": sizes.batch * sizes.completion}
+  tokens["update"] = sizes.batch * sizes.length
+  for part, seconds, work in (
+    ("publish", statistics.median(t.publish[0] for t in times), Work(2 * weights, 0.0)),
+    ("prefill", prefill, Work(0.0, 2.0 * parameters * tokens["prefill"])),
+    (
+      "generate",
+      statistics.median(t.generate[0] for t in times),
+      Work(sizes.completion * (read + sizes.batch * held), 0.0),
+    ),
+    (
+      "update",
+      statistics.median(t.update[0] for t in times),
+      Work(0.0, 6.0 * parameters * tokens["update"]),
+    ),
+  ):
+    yield dataclasses.replace(
+      row,
+      run=part,
+      milliseconds=1e3 * seconds,
+      gigabytes=work.bytes / 1e9 or None,
+      gigaflops=work.flops / 1e9 or None,
+      share=rates.share(work, config.compute_dtype, seconds),
+      note=f"{tokens[part] / seconds:,.0f} tokens/s" if part in tokens else "",
+    )
+
+
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"unknown arguments: {argv[1:]}")
@@ -697,19 +804,22 @@ def main(argv: list[str]) -> None:
   report, known = Report(), kernels(tiny)
   rates = measure_rates(report, tiny)
   found = dict(folders())
-  pages = found.pop(PAGED)
+  pages = {name: found.pop(name) for name in PAGED}
   for name in sorted(set(known) | set(found)):
     if name not in found or name not in known:
       missing = "not in pallas_kernels" if name not in found else "this suite has no case for it"
       report.add(Row(name, "", "", "check", "", ok=False, note=missing))
       continue
     check_kernel(report, name, found[name], known[name])
-  check_pages(report, pages, tiny)
+  for name, module in pages.items():
+    check_pages(report, name, module, tiny)
   check_model(report)
-  time_pages(report, pages, tiny, rates)
+  for name, module in pages.items():
+    time_pages(report, name, module, tiny, rates)
   for name in sorted(set(known) & set(found)):
     time_kernel(report, name, found[name], known[name], rates)
   time_model(report, tiny, rates)
+  time_steps(report, tiny, rates)
   if os.environ.get("OUT"):
     report.write(os.environ["OUT"])
   wrong = [row for row in report.rows if not row.ok]

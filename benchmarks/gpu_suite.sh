@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Checks and times every GPU kernel, then a model, in one call on a machine with an NVIDIA GPU.
+# Checks and times every GPU kernel, a model, and whole steps of reinforcement learning, in one call
+# on a machine with an NVIDIA GPU.
 #
 #   benchmarks/gpu_suite.sh            minutes; --tiny: sizes for a CPU, kernels interpreted
 #   PYTHON=path/to/python benchmarks/gpu_suite.sh
 #
-# The Python is $PYTHON, or else python3; it needs what agentjax.models imports, optax, and jax with
-# CUDA. A markdown table goes to stdout, and gpu_suite.json to the folder $OUT where that is set.
+# The Python is $PYTHON, or else python3; it needs what agentjax needs, and jax with CUDA. A markdown table goes to stdout, and gpu_suite.json to the folder $OUT where that is set.
 # The exit status is not 0 when a kernel is wrong.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -51,8 +51,18 @@ class Case:
       implementation=implementation,
     )
 
+  def draw(self) -> dict[str, Array | None]:
+    return draw(self)
 
-def cases(tiny: bool) -> list[Case]:
+
+def checked(tiny: bool) -> list[Case]:
+  """Every size that the tests check, in float32, bfloat16 and 8 bits; ``tiny`` a few of them."""
+  shapes = {k: v for k, v in CHECKED.items() if not tiny or k in ("a step", "latent")}
+  kinds = (("float32", None), ("bfloat16", None), ("bfloat16", "int8"))
+  return [Case(k, v, *kind) for k, v in shapes.items() for kind in kinds]
+
+
+def timed(tiny: bool) -> list[Case]:
   """What is timed; ``tiny`` sizes are those that tests check."""
   on_cpu = jax.default_backend() == "cpu"
   shapes = TIMED_ON_CPU if on_cpu else TIMED
@@ -158,8 +168,8 @@ def main(argv: list[str], settings: flags.FlagValues) -> None:
   print(f"{jax.devices()[0].device_kind}, a copy moves {rate / 1e9:.1f} GB/s\n")
   print("| case | pools | implementation | ms | tokens/s | GB/s | of a copy's rate |")
   print("|---" * 7 + "|")
-  for case in cases(settings.tiny):
-    arguments = draw(case)
+  for case in timed(settings.tiny):
+    arguments = case.draw()
     calls: dict[str, Callable[[], Any]] = {
       name: functools.partial(jax.jit(case.call(name)), **arguments) for name in names
     }

@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import itertools
 import json
 import os
 import pathlib
@@ -37,15 +38,15 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from absl import app, flags
+from grpo_step import TOKENIZER, GrpoSteps, NoEnvironment, SilentChat, StepSizes, StepTimes
 
 from agentjax import models
-from agentjax.data import TaskSplits
 from agentjax.engine import (
   Engine,
   EngineConfig,
@@ -55,22 +56,13 @@ from agentjax.engine import (
   SamplingConfig,
   address_key,
 )
-from agentjax.objectives.objective import policy_objective
-from agentjax.rewards import Formula, RewardConfig, RewardGraph
+from agentjax.rewards import Formula, RewardGraph
 from agentjax.rollout import RolloutConfig, collect
 from agentjax.rollout.program import Player
-from agentjax.text import ByteTokenizer
 from agentjax.text.chat import MarkedChat
-from agentjax.text.tool_calls import ParsedTurn
-from agentjax.training import Experiment, HeldOutConfig, OptimizerConfig, RLStage
-from agentjax.training.build import Extensions, build_parts
-from agentjax.training.experiment import resolve
-from agentjax.training.learner import Learner
 from agentjax.trajectory.record import Message, Task
-from agentjax.world.environment import Action, Environment, Observation, Step
 
 PARTS = ("single", "agentic", "trace", "latency", "host", "step")
-TOKENIZER = ByteTokenizer()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -532,28 +524,6 @@ def _slow_tools(sizes: Sizes, episodes: int) -> None:
 # The host's own cost.
 
 
-class NoEnvironment(Environment):
-  """Answers at once, and ends after some turns."""
-
-  def __init__(self, turns: int):
-    self.left = turns
-
-  async def reset(self, task: Task, key: int) -> Observation:
-    return Observation(task.prompt)
-
-  async def step(self, action: Action) -> Step:
-    self.left -= 1
-    if not self.left:
-      return Step(Observation(()), terminated=True, answer="4")
-    return Step(Observation((Message("tool", "ok"),)))
-
-  def snapshot(self) -> bytes:
-    return str(self.left).encode()
-
-  def restore(self, state: bytes) -> None:
-    self.left = int(state)
-
-
 _TURN = np.array([*TOKENIZER.encode("a turn of some 20 bytes"), TOKENIZER.special.end], np.int32)
 _SAMPLE = Sample(
   token_ids=_TURN,
@@ -656,38 +626,26 @@ def run_host(sizes: Sizes) -> None:
 # A GRPO step.
 
 
-class SilentChat(MarkedChat):
-  """Markup that no turn can end or break: every one has all its tokens."""
-
-  def __init__(self, tokenizer: ByteTokenizer):
-    super().__init__(tokenizer)
-    self.stop_ids = ()
-    self.reserved_ids = frozenset()
-
-  def parse(self, turn: Sequence[int], tools: Any = ()) -> ParsedTurn:
-    del turn, tools
-    return ParsedTurn("", ())
-
-
-class OneTurn(NoEnvironment):
-  """Ends with the first turn."""
-
-  def __init__(self) -> None:
-    super().__init__(1)
-
-
 def run_step(sizes: Sizes) -> None:
   peers: dict[str, list[dict]] = {}
   ours: dict[str, dict[str, Timing]] = {}
+  step_sizes = StepSizes(
+    batch=sizes.batch,
+    group=min(8, sizes.batch),
+    prompt=48,
+    completion=sizes.completion,
+    lanes=_LANES.value if sizes.batch % _LANES.value == 0 else 1,
+    chunk_tokens=_CHUNK.value,
+  )
   built = {
-    "qwen3": _step(qwen3_like(sizes), sizes),
-    "nemotron_h": _step(nemotron_h_like(sizes), sizes),
+    "qwen3": GrpoSteps(qwen3_like(sizes), step_sizes),
+    "nemotron_h": GrpoSteps(nemotron_h_like(sizes), step_sizes),
   }
   for _ in range(_ROUNDS.value):
-    for name, step in built.items():
+    for name, steps in built.items():
       timings = ours.setdefault(name, {k: Timing() for k in ("generate", "update", "step")})
-      for _ in range(_REPEATS.value):
-        next(step).record(timings)
+      for times in itertools.islice(steps, _REPEATS.value):
+        _record(times, timings)
     for found in peer_rows(_TRL.value, _TRL_SCRIPT.value, ["--parts=gen"]):
       if found.get("completion") == sizes.completion:
         peers.setdefault(found["model"], []).append(found)
@@ -709,101 +667,13 @@ def run_step(sizes: Sizes) -> None:
         ratios(timings[what], *values)
 
 
-@dataclasses.dataclass(frozen=True)
-class StepTimes:
-  """Wall and CPU seconds of the two halves of a step."""
-
-  generate: tuple[float, float]
-  update: tuple[float, float]
-
-  def record(self, timings: dict[str, Timing]) -> None:
-    both = tuple(a + b for a, b in zip(self.generate, self.update, strict=True))
-    for name, (wall, cpu) in (
-      ("generate", self.generate), ("update", self.update), ("step", both)
-    ):  # fmt: skip
-      timings[name].wall.append(wall)
-      timings[name].cpu.append(cpu)
-
-
-def _step(config: models.ModelConfig, sizes: Sizes) -> Iterator[StepTimes]:
-  """Runs one whole step each time, after one that compiles."""
-  group = min(8, sizes.batch)
-  text = "q" * (48 - 5)  # with its markup, the prompt has 48 tokens
-  tasks = [Task(i, (Message("user", text),), "4", "made") for i in range(sizes.batch // group)]
-  length = 48 + sizes.completion
-  experiment = Experiment(
-    model=config,
-    engine=EngineConfig(
-      slots=sizes.batch,
-      lanes=_LANES.value if sizes.batch % _LANES.value == 0 else 1,
-      max_length=length,
-      chunk_tokens=_CHUNK.value,
-      extend_buckets=(48,),
-      extend_rows=(2,),
-    ),
-    reward=RewardConfig(parts=("vowels",), weights=(1.0,)),
-    rollout=RolloutConfig(
-      group_size=group, max_turns=1, max_tokens_per_turn=sizes.completion, max_total_tokens=length
-    ),
-    rl=RLStage(
-      steps=10**6,
-      tasks_per_step=len(tasks),
-      row_length=length,
-      microbatch_rows=sizes.batch,
-      optimizer=OptimizerConfig(learning_rate=1e-4),
-    ),
-    evaluation=HeldOutConfig(tasks=0),
-  )
-  parts = build_parts(
-    resolve(experiment),
-    None,
-    Extensions(
-      tasks=TaskSplits(tasks, []),
-      make_environment=lambda task: OneTurn(),
-      scorers={"vowels": _vowels},
-    ),
-  )
-  parts = dataclasses.replace(parts, chat=SilentChat(TOKENIZER))
-  learner = Learner(parts, policy_objective(experiment.rl.objective))
-  engine = Engine(parts.model, experiment.engine, devices=jax.local_devices()[:1])
-  player = parts.player(engine, experiment.rl.sampling, 0)
-  state, number = learner.initial_state("rl"), 0
-  state = learner.begin_rl(state)
-
-  def clock() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
-
-  def since(start: tuple[float, float]) -> tuple[float, float]:
-    now = clock()
-    return now[0] - start[0], now[1] - start[1]
-
-  try:
-    while True:
-      start = clock()
-      engine.publish(learner.policy(state), number)
-      trajectories = asyncio.run(
-        collect(
-          tasks,
-          step=number,
-          samples_per_task=group,
-          player=player,
-          make_environment=parts.make_environment,
-          rewards=parts.rewards,
-        )
-      )
-      generate, start = since(start), clock()
-      state, _ = learner.rl_step(state, trajectories, number)
-      jax.block_until_ready(state)
-      if number:
-        yield StepTimes(generate, since(start))
-      number += 1
-  finally:
-    engine.close()
-
-
-def _vowels(trajectory: Any, task: Task) -> float:
-  drawn = np.concatenate([s.token_ids[s.sampled] for s in trajectory.segments])
-  return float(np.isin(drawn, TOKENIZER.encode("aeiou")).sum())
+def _record(times: StepTimes, timings: Mapping[str, Timing]) -> None:
+  """Generating includes publishing, as it does for peers."""
+  generate = np.add(times.publish, times.generate)
+  parts = {"generate": generate, "update": times.update, "step": generate + times.update}
+  for name, (wall, cpu) in parts.items():
+    timings[name].wall.append(wall)
+    timings[name].cpu.append(cpu)
 
 
 RUNS: dict[str, Callable[[Sizes], None]] = {

@@ -29,6 +29,16 @@ import jax
 import numpy as np
 from absl import app, flags, logging
 from rich.console import Console
+from simulator import (
+  SCHEDULES,
+  Fixed,
+  Fleet,
+  LogNormal,
+  Plan,
+  Workload,
+  compare,
+  simulate,
+)
 
 from agentjax import (
   Environment,
@@ -52,16 +62,6 @@ from agentjax.training import HeldOutConfig, OptimizerConfig, RLStage
 from agentjax.training.journal import read_journal
 from agentjax.training.metrics import read_metrics
 from agentjax.trajectory.record import Trajectory
-from benchmarks.simulator import (
-  SCHEDULES,
-  Fixed,
-  Fleet,
-  LogNormal,
-  Plan,
-  Workload,
-  compare,
-  simulate,
-)
 
 _STEPS = flags.DEFINE_integer("steps", 24, "Training steps of each run.")
 _NAMES = [f"async_{s.bound}" if s.mode == "async" else s.mode for s in SCHEDULES]

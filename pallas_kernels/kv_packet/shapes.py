@@ -36,3 +36,10 @@ CHECKED = {
   "a window": Shape(4, 3, 4, 2, 16, 16, 16, (37, 16, 5), 30, turned=16, window=37),
   "several tiles": Shape(4, 2, 4, 2, 16, 16, 32, (300, 290), 40, turned=16),
 }
+
+# Eight documents each, of many contexts and of groups that share them.
+TIMED = {
+  "decode": Shape(32, 1, 32, 8, 128, 128, 64, (500,) * 8, 256, turned=128),
+  "decode of groups": Shape(64, 1, 32, 8, 128, 128, 64, (500,) * 8, 256, turned=128, groups=4),
+  "prefill": Shape(4, 256, 32, 8, 128, 128, 64, (500,) * 8, 256, turned=128),
+}

@@ -24,11 +24,11 @@ from pallas_kernels.causal_conv1d import api
 
 right = api.IMPLEMENTATIONS["pallas_gpu"]
 api.IMPLEMENTATIONS["pallas_gpu"] = lambda *arguments: 1.0001 * right(*arguments)
-folders = [f for f in gpu_suite.folders() if f[0] in ("causal_conv1d", "paged_attention")]
+folders = [f for f in gpu_suite.folders() if f[0] in ("causal_conv1d", *gpu_suite.PAGED)]
 gpu_suite.folders = lambda: folders
 cases = gpu_suite.kernels(True)
 gpu_suite.kernels = lambda tiny: {"causal_conv1d": cases["causal_conv1d"]}
-for name in ("check_model", "time_model", "check_pages", "time_pages"):
+for name in ("check_model", "time_model", "time_steps", "check_pages", "time_pages"):
   setattr(gpu_suite, name, lambda *arguments: None)
 gpu_suite.app.run(gpu_suite.main, argv=["gpu_suite", "--tiny", "--repeats=1"])
 """
@@ -58,14 +58,20 @@ def test_every_kernel_and_the_model_are_checked_and_timed(tmp_path):
     for implementation in ("xla", "pallas_gpu"):
       for dtype in ("float32", "bfloat16"):
         assert {(run, dtype, implementation) for run in ("check", "forward", "gradient")} <= kinds
-  kinds = {
-    (r["run"], r["dtype"], r["implementation"]) for r in rows if r["what"] == "paged_attention"
+  dtypes = {
+    "paged_attention": ("float32", "bfloat16", "int8"),
+    "kv_packet": ("float32", "bfloat16"),
   }
-  for implementation in ("xla", "pallas_gpu"):
-    checks = {("check", dtype, implementation) for dtype in ("float32", "bfloat16", "int8")}
-    assert checks | {("forward", "float32", implementation)} <= kinds
+  for name, checked in dtypes.items():
+    kinds = {(r["run"], r["dtype"], r["implementation"]) for r in rows if r["what"] == name}
+    for implementation in ("xla", "pallas_gpu"):
+      checks = {("check", dtype, implementation) for dtype in checked}
+      assert checks | {("forward", "float32", implementation)} <= kinds
   assert {r["implementation"] for r in rows if r["what"] == "model"} == {"xla", "pallas_gpu"}
   assert len([r for r in rows if r["what"] == "training step"]) == 2
+  parts = {(r["what"], r["run"]) for r in rows if r["what"].startswith("GRPO")}
+  runs = ("publish", "prefill", "generate", "update", "step")
+  assert parts == {(f"GRPO, {name}", run) for name in ("Qwen3", "Nemotron-H") for run in runs}
   # Each row was printed too.
   assert done.stdout.count("\n| ") == len(rows) + 1
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from benchmarks.packet_attention import draw, pages_of, rotary_of
 from pallas_kernels.kv_packet import (
   IMPLEMENTATIONS,
   STATE_IMPLEMENTATIONS,
@@ -30,68 +31,6 @@ PALLAS = ("pallas_tpu", "pallas_gpu")
 # Interpreted programs are large and run once.
 QUICKLY = {"compiler_options": {"xla_backend_optimization_level": 0}}
 SMALL = CHECKED["a window"]
-
-
-def rotary_of(shape: Shape) -> Rotary | None:
-  if not shape.turned:
-    return None
-  frequencies = 50.0 ** (-np.arange(shape.turned // 2) / (shape.turned // 2))
-  return Rotary(frequencies.astype(np.float32), shape.first, shape.interleaved)
-
-
-def pages_of(shape: Shape) -> int:
-  return sum(-(-n // shape.page) for n in shape.packets)
-
-
-def draw(shape: Shape, dtype="float32", seed: int = 0):
-  """Named arguments. Packets of a group have pages of their own; tails hold fewer tokens or none.
-
-  A packet's keys are those of positions from 0 on.
-  """
-  rng = np.random.default_rng(seed)
-  owners = shape.groups or shape.rows
-  used, tail = pages_of(shape), -(-shape.tail // shape.page)
-  number = owners * used + shape.rows * tail + 2
-  order = rng.permutation(number)
-  total = sum(shape.packets)
-
-  def normal(*sizes: int) -> jax.Array:
-    return jnp.asarray(rng.normal(size=sizes), dtype)
-
-  firsts, valid, turns, start = [], [], [], 0
-  for length in shape.packets:
-    for at in range(0, length, shape.page):
-      firsts.append(start + at)
-      valid.append(min(shape.page, length - at))
-      turns.append(start)
-    start += length
-
-  def table(pages, *columns) -> PageTable:
-    same = (np.broadcast_to(np.array(c), pages.shape) for c in columns)
-    return PageTable(*(jnp.asarray(v, jnp.int32) for v in (pages, *same)))
-
-  packets = table(order[: owners * used].reshape(owners, used), firsts, valid, turns)
-  at = total + np.arange(tail) * shape.page
-  tails = order[owners * used : owners * used + shape.rows * tail].reshape(shape.rows, tail)
-  behind = table(tails, at, [shape.page] * tail, [0] * tail)
-  if not shape.groups:
-    behind = PageTable(*(jnp.concatenate(v, axis=1) for v in zip(packets, behind, strict=True)))
-  room = shape.tail - shape.time
-  ahead = [room, 0, room // 2, min(3, room)]
-  counts = [shape.time, shape.time, 0, max(shape.time - 2, 1)]
-  arguments = {
-    "query": normal(shape.rows, shape.time, shape.heads, shape.width),
-    "keys": normal(number, shape.kv_heads, shape.page, shape.width),
-    "values": normal(number, shape.kv_heads, shape.page, shape.value_dim),
-    "table": behind,
-    "starts": jnp.asarray([total + ahead[r % 4] for r in range(shape.rows)], jnp.int32),
-    "counts": jnp.asarray([counts[r % 4] for r in range(shape.rows)], jnp.int32),
-  }
-  if shape.groups:
-    arguments["shared"] = packets
-  if shape.latent:
-    arguments["values"] = None
-  return arguments
 
 
 def run(arguments, shape: Shape, implementation: str) -> np.ndarray:
