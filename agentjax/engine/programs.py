@@ -24,6 +24,7 @@ from agentjax.models import ModelConfig
 from agentjax.models.attend import CACHE_BLOCK
 from agentjax.models.exact import padded_length
 from agentjax.models.lora import join_adapters
+from agentjax.models.narrow import NARROW
 from agentjax.models.pages import (
   Paged,
   Pieces,
@@ -40,11 +41,7 @@ from pallas_kernels.paged_attention import quantize_tokens
 Array = jax.Array
 
 
-_CACHE_DTYPES: Mapping[str | None, Any] = {
-  None: None,
-  "int8": jnp.int8,
-  "fp8": jnp.float8_e4m3fn,
-}
+_CACHE_DTYPES: Mapping[str | None, Any] = {None: None, **NARROW}
 _WITHOUT_PAST = ("lengths", "logits", "stopped")  # in the slot of a model which only attends
 
 
@@ -327,8 +324,12 @@ class Programs:
     )
 
   def _params_specs(self, adapters: Any = None) -> models.DecodeParams:
-    heads = self._config.speculate == "mtp"
-    return models.decode_specs(self._model, heads=heads, mesh=self.mesh, adapters=adapters)
+    return models.decode_specs(self._model, **self._lane_params(), adapters=adapters)
+
+  def _lane_params(self) -> dict[str, Any]:
+    """What the lane needs of parameters, for ``prepare_decode_params``."""
+    config = self._config
+    return {"heads": config.speculate == "mtp", "mesh": self.mesh, "narrow": config.weight_dtype}
 
   def placed_spec(self, adapters: Any = None) -> Any:
     """How the decode parameters are split, or of ``split_adapters`` the adapters; on a mesh."""
@@ -449,8 +450,7 @@ class Programs:
 
   def _prepare(self, params: Any) -> Any:
     # Arrays that pass through unchanged would be shared with the trainer, which donates them.
-    heads = self._config.speculate == "mtp"
-    prepared = models.prepare_decode_params(params, self._model, heads=heads, mesh=self.mesh)
+    prepared = models.prepare_decode_params(params, self._model, **self._lane_params())
     return jax.tree.map(jnp.copy, prepared)
 
   def _extend(
@@ -735,6 +735,7 @@ def programs_of_lane(
     block_tokens=config.block_tokens,
     pieces=config.pieces,
     cache_dtype=config.cache_dtype,
+    weight_dtype=config.weight_dtype,
     max_stop_ids=config.max_stop_ids,
     record_experts=config.record_experts,
     grammar_states=config.grammar_states,

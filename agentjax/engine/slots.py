@@ -178,6 +178,12 @@ class SlotEngine:
       f"None with exact log-probs (model.exact_chunk={model_config.exact_chunk}): training rounds "
       "neither keys nor values",
     )
+    require(
+      config.weight_dtype is None or not model_config.exact_chunk,
+      "weight_dtype",
+      f"None with exact log-probs (model.exact_chunk={model_config.exact_chunk}): training rounds "
+      "no weights",
+    )
     if not config.pieces:
       return
     reason = unjoinable(model_config)

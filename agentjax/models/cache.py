@@ -22,6 +22,7 @@ from agentjax.models.linear import Adapted
 from agentjax.models.lora import adapter_spec
 from agentjax.models.mamba2 import MambaCache
 from agentjax.models.mla import LatentCache
+from agentjax.models.narrow import WeightDtype, narrow_spec, narrow_weight
 from agentjax.models.norm import rms_norm
 from agentjax.models.passes import DecodeSection, init_entries, pass_kind
 from agentjax.models.spec import ParamSpec, is_spec
@@ -83,7 +84,12 @@ class Decoded(NamedTuple):
 
 
 def prepare_decode_params(
-  params: Params, config: ModelConfig, *, heads: bool = False, mesh: jax.sharding.Mesh | None = None
+  params: Params,
+  config: ModelConfig,
+  *,
+  heads: bool = False,
+  mesh: jax.sharding.Mesh | None = None,
+  narrow: WeightDtype | None = None,
 ) -> DecodeParams:
   """Unstacks the layers and casts to the compute dtype what is used in it.
 
@@ -93,22 +99,35 @@ def prepare_decode_params(
     heads: keep those that predict further ahead, for drafts; the config has ``mtp`` then.
     mesh: on which they will lie. Where it does not divide experts or their hidden units, some of
       zero are added, which nobody is sent to and which add nothing.
+    narrow: format of the matrices of the blocks; None is the compute dtype.
   """
 
-  def prepare(spec: ParamSpec, w: Any) -> Any:
+  def prepare(path: Any, spec: ParamSpec, w: Any) -> Any:
     if w is None:
       return None
     if isinstance(w, Adapted):
       factors = adapter_spec(spec, w.a.shape[-1])
       return dataclasses.replace(
-        w, base=prepare(spec, w.base), a=prepare(factors.a, w.a), b=prepare(factors.b, w.b)
+        w,
+        base=prepare(path, spec, w.base),
+        a=prepare((), factors.a, w.a),
+        b=prepare((), factors.b, w.b),
       )
-    own = w if spec.wide else w.astype(config.dtype)
     more = [(0, n - m) for m, n in zip(spec.shape, _filled(spec, mesh), strict=True)]
-    return jnp.pad(own, more) if any(n for _, n in more) else own
+    own = jnp.pad(w, more) if any(n for _, n in more) else w
+    if narrow is not None and _in_blocks(path):
+      made = narrow_weight(spec, own, narrow, config.compute_dtype)
+      if made is not None:
+        return made
+    return own if spec.wide else own.astype(config.dtype)
 
-  narrow = jax.tree.map(prepare, param_specs(config), params, is_leaf=is_spec)
-  return _unstacked(narrow, config, heads)
+  prepared = jax.tree_util.tree_map_with_path(prepare, param_specs(config), params, is_leaf=is_spec)
+  return _unstacked(prepared, config, heads)
+
+
+def _in_blocks(path: Any) -> bool:
+  """Whether a leaf of ``Params`` belongs to a block."""
+  return bool(path) and path[0].name in ("groups", "mtp")
 
 
 def decode_specs(
@@ -116,22 +135,29 @@ def decode_specs(
   *,
   heads: bool = False,
   mesh: jax.sharding.Mesh | None = None,
+  narrow: WeightDtype | None = None,
   adapters: Any = None,
 ) -> DecodeParams:
   """What ``prepare_decode_params`` gives, as ``ParamSpec``s; of ``adapters`` alone, if given."""
 
-  def prepare(spec: ParamSpec, w: Any) -> Any:
+  def prepare(path: Any, spec: ParamSpec, w: Any) -> Any:
     if w is None:
       return None
     if isinstance(w, Adapted):
       factors = adapter_spec(spec, w.a.shape[-1])
-      return dataclasses.replace(w, a=prepare(factors.a, w.a), b=prepare(factors.b, w.b))
-    dtype = spec.dtype if spec.wide else config.compute_dtype
-    return dataclasses.replace(spec, dtype=dtype, shape=_filled(spec, mesh))
+      return dataclasses.replace(w, a=prepare((), factors.a, w.a), b=prepare((), factors.b, w.b))
+    spec = dataclasses.replace(spec, shape=_filled(spec, mesh))
+    if narrow is not None and _in_blocks(path):
+      made = narrow_spec(spec, narrow, config.compute_dtype)
+      if made is not None:
+        return made
+    return dataclasses.replace(spec, dtype=spec.dtype if spec.wide else config.compute_dtype)
 
   specs = param_specs(config)
-  narrow = jax.tree.map(prepare, specs, specs if adapters is None else adapters, is_leaf=is_spec)
-  return _unstacked(narrow, config, heads)
+  prepared = jax.tree_util.tree_map_with_path(
+    prepare, specs, specs if adapters is None else adapters, is_leaf=is_spec
+  )
+  return _unstacked(prepared, config, heads)
 
 
 def decode_shardings(specs: DecodeParams, mesh: jax.sharding.Mesh) -> DecodeParams:

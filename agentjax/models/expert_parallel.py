@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from agentjax.models.config import ModelConfig
 from agentjax.models.experts import Experts, each_row, of_tokens, permute, weighted_sum
 from agentjax.models.linear import Adapted
+from agentjax.models.narrow import Narrow
 from agentjax.models.spec import Weight
 from agentjax.sharding import LOGICAL_AXES, constrain
 
@@ -80,11 +81,14 @@ def sharded_sum(
 
 def _split(weight: Weight, spec: PartitionSpec) -> Any:
   """How a weight is split; its factors, where it is adapted, along the axes that they share."""
+  if isinstance(weight, Narrow):
+    scales = PartitionSpec(spec[0], None, spec[2])
+    return dataclasses.replace(weight, numbers=spec, scales=scales)
   if not isinstance(weight, Adapted):
     return spec
   return dataclasses.replace(
     weight,
-    base=spec,
+    base=_split(weight.base, spec),
     a=PartitionSpec(*spec[:2], None),
     b=PartitionSpec(spec[0], None, spec[2]),
     rows=None if weight.rows is None else PartitionSpec(LOGICAL_AXES["batch"], None),
@@ -104,6 +108,13 @@ def _local_sum(
       whole = jax.lax.pcast(getattr(weight, inner), (*_COPIED, *_GATHERED), to="varying")
       parts = {"base": gather(weight.base, axis), outer: gather(copied, axis), inner: whole}
       return dataclasses.replace(weight, **parts)
+    if isinstance(weight, Narrow):
+      scales = weight.scales
+      if axis == 1:  # that of the inputs, which share their scales
+        scales = jax.lax.pcast(scales, (*_COPIED, *_GATHERED), to="varying")
+      else:
+        scales = gather(scales, axis)
+      return dataclasses.replace(weight, numbers=gather(weight.numbers, axis), scales=scales)
     # Copies along the axes that do not split weights, here so that gradients are summed as shards.
     weight = jax.lax.pcast(weight, _COPIED, to="varying")
     return jax.lax.all_gather(weight, _GATHERED, axis=axis, tiled=True)

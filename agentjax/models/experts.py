@@ -160,8 +160,10 @@ def _ragged(experts: Experts, rows: Array, ids: Array) -> Array:
 def _grouped(rows: Array, weight: Weight, sizes: Array) -> Array:
   """``rows @ weight[e]`` for ``sizes[e]`` rows, one expert behind the other; then unspecified."""
   if not isinstance(weight, Adapted):
-    return _grouped_product(rows, weight, sizes)
-  base = jax.lax.ragged_dot(rows, weight.base, sizes, precision=precision(rows.dtype))
+    return _grouped_product(rows, weight.astype(rows.dtype), sizes)
+  base = jax.lax.ragged_dot(
+    rows, weight.base.astype(rows.dtype), sizes, precision=precision(rows.dtype)
+  )
   narrow = weight.scaled(_grouped_product(rows, weight.a, sizes))
   return base + _grouped_product(narrow, weight.b, sizes)
 

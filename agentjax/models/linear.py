@@ -53,7 +53,9 @@ class Adapted:
 
   def astype(self, dtype: jnp.dtype) -> Adapted:
     """In another dtype."""
-    return jax.tree.map(lambda w: w.astype(dtype), self)
+    base, a, b = (w.astype(dtype) for w in (self.base, self.a, self.b))
+    rows = None if self.rows is None else self.rows.astype(dtype)
+    return dataclasses.replace(self, base=base, a=a, b=b, rows=rows)
 
   def __getitem__(self, index: Any) -> Adapted:
     """Of some layers or experts of a stack."""
@@ -122,8 +124,8 @@ def _frozen(x: Array, weight: Array) -> Array:
 def batched(x: Float[Array, "batch rows in"], weight: Weight) -> Float[Array, "batch rows out"]:
   """``x @ weight``, a matrix [in, out] for each of the batch; an array, or ``Adapted``."""
   if not isinstance(weight, Adapted):
-    return matmul(x, weight)
-  base = jnp.matmul(x, weight.base, precision=precision(x.dtype))
+    return matmul(x, weight.astype(x.dtype))
+  base = jnp.matmul(x, weight.base.astype(x.dtype), precision=precision(x.dtype))
   return base + matmul(weight.scaled(matmul(x, weight.a)), weight.b)
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Int
 from agentjax.config import Config, ConfigError, PositiveFloat, PositiveInt, check
 from agentjax.models.linear import Adapted, precision
 from agentjax.models.matrices import matrix_axes
+from agentjax.models.narrow import is_narrow
 from agentjax.models.spec import ParamSpec, Weight, init_params, is_spec
 
 Array = jax.Array
@@ -130,7 +131,9 @@ def join_adapters(base: Any, factors: Any) -> Any:
   """What ``split_adapters`` has taken apart."""
   if factors is None:
     return base
-  return jax.tree.map(lambda w, f: w if f is None else f.replace(base=w), base, factors)
+  return jax.tree.map(
+    lambda w, f: w if f is None else f.replace(base=w), base, factors, is_leaf=is_narrow
+  )
 
 
 @flax.struct.dataclass
@@ -156,7 +159,7 @@ class Shared:
         rows=own,
       )
 
-    return jax.tree.map(place, self.base, *self.adapters)
+    return jax.tree.map(place, self.base, *self.adapters, is_leaf=is_narrow)
 
 
 def _is_adapted(value: Any) -> bool:

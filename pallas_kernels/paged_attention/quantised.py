@@ -27,14 +27,18 @@ def quantize_tokens(x: Array, dtype: str | jnp.dtype = "int8") -> tuple[Array, A
   Raises:
     ValueError: another dtype.
   """
+  numbers, scales = quantize(x, dtype, (-1,))
+  return numbers, scales[..., 0]
+
+
+def quantize(x: Array, dtype: str | jnp.dtype, axes: tuple[int, ...]) -> tuple[Array, Array]:
+  """The same with one scale along ``axes``, which stay in the shape of the scales, as 1."""
   dtype = jnp.dtype(dtype)
   if dtype.name not in QUANTISED:
-    raise ValueError(
-      f"quantize_tokens: dtype={dtype.name!r}; allowed: {', '.join(map(repr, QUANTISED))}."
-    )
+    raise ValueError(f"quantize: dtype={dtype.name!r}; allowed: {', '.join(map(repr, QUANTISED))}.")
   x = x.astype(jnp.float32)
-  scales = jnp.max(jnp.abs(x), axis=-1) / QUANTISED[dtype.name]
-  scaled = x / jnp.where(scales > 0, scales, 1.0)[..., None]
+  scales = jnp.max(jnp.abs(x), axis=axes, keepdims=True) / QUANTISED[dtype.name]
+  scaled = x / jnp.where(scales > 0, scales, 1.0)
   if dtype == jnp.int8:
     scaled = jnp.round(scaled)
   return scaled.astype(dtype), scales

@@ -222,7 +222,19 @@ def check_narrow_keys_are_the_same_on_every_mesh() -> None:
       np.testing.assert_allclose(values, log_probs, atol=1e-5, err_msg=key)
 
 
+def check_narrow_weights_are_the_same_on_every_mesh() -> None:
+  """With their scales, in experts that are split and filled up too."""
+  config = MODELS["hybrid"]
+  params = jax.jit(lambda key: models.init(config, key))(jax.random.key(0))
+  ids, log_probs, *_ = played(config, params, weight_dtype="int8")
+  for key in ("tensor=4", "expert=4", "all"):
+    found, values, *_ = played(config, params, weight_dtype="int8", **MESHES[key])
+    np.testing.assert_array_equal(found, ids, err_msg=key)
+    np.testing.assert_allclose(values, log_probs, atol=1e-5, err_msg=key)
+
+
 _CHECKS = (
+  check_narrow_weights_are_the_same_on_every_mesh,
   check_narrow_keys_are_the_same_on_every_mesh,
   check_weights_are_moved_shard_to_shard,
   check_a_fault_on_the_way_is_told,
