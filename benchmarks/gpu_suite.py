@@ -13,8 +13,8 @@ over pages has no gradient; its cases are in ``paged_attention.py`` and ``packet
 Then whole GRPO steps with random weights, on Qwen3-0.6B and on a Nemotron-H-like model of 1B:
 prompts taken in, tokens sampled, weights published, the update. Of sampling, the bytes are the
 weights, states, keys and values that its steps must read; of the update, FLOPs are 6 a parameter
-and token. Qwen3 samples again with keys and values in int8; ``mismatch`` is the largest difference
-between the log-probs of sampler and trainer.
+and token. Qwen3 samples again with keys, values and weights in int8; ``mismatch`` is the largest
+difference between the log-probs of sampler and trainer.
 
 ``--tiny`` is for a CPU: small sizes, the Pallas kernels interpreted, times without meaning.
 """
@@ -720,7 +720,7 @@ def step_cases(tiny: bool) -> Iterator[tuple[str, models.ModelConfig, StepSizes]
       **fast,
     )
   yield "GRPO, Qwen3", qwen3, sizes
-  yield "GRPO, Qwen3", qwen3, dataclasses.replace(sizes, cache_dtype="int8")
+  yield "GRPO, Qwen3", qwen3, dataclasses.replace(sizes, narrow="int8")
   yield "GRPO, Nemotron-H", nemotron_h, sizes
 
 
@@ -745,8 +745,8 @@ def time_steps(report: Report, tiny: bool, rates: Rates) -> None:
 
 def _step_sizes(config: models.ModelConfig, sizes: StepSizes) -> str:
   millions = models.count(models.param_specs(config)) / 1e6
-  cache = f", {sizes.cache_dtype} pages" if sizes.cache_dtype else ""
-  return f"{millions:.0f}M, {sizes.batch} x ({sizes.prompt} + {sizes.completion}){cache}"
+  narrow = f", {sizes.narrow} in lanes" if sizes.narrow else ""
+  return f"{millions:.0f}M, {sizes.batch} x ({sizes.prompt} + {sizes.completion}){narrow}"
 
 
 def _step_parts(

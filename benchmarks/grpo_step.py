@@ -76,7 +76,8 @@ class StepSizes:
   Attributes:
     batch: episodes, in groups of ``group``.
     prompt, completion: tokens of each.
-    lanes, chunk_tokens, cache_dtype: as in EngineConfig.
+    lanes, chunk_tokens: as in EngineConfig.
+    narrow: its cache_dtype and its weight_dtype.
     extend_rows: prompts that one dispatch takes in.
     rows: of a micro-batch, each of one episode; 0 is all.
   """
@@ -87,7 +88,7 @@ class StepSizes:
   completion: int
   lanes: int = 1
   chunk_tokens: int = 16
-  cache_dtype: str | None = None
+  narrow: str | None = None
   extend_rows: int = 2
   rows: int = 0
 
@@ -127,7 +128,8 @@ class GrpoSteps:
         chunk_tokens=sizes.chunk_tokens,
         extend_buckets=(sizes.prompt,),
         extend_rows=(sizes.extend_rows,),
-        cache_dtype=sizes.cache_dtype,
+        cache_dtype=sizes.narrow,
+        weight_dtype=sizes.narrow,
       ),
       reward=RewardConfig(parts=("vowels",), weights=(1.0,)),
       rollout=RolloutConfig(
