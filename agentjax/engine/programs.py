@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +41,6 @@ from pallas_kernels.paged_attention import quantize_tokens
 Array = jax.Array
 
 
-_CACHE_DTYPES: Mapping[str | None, Any] = {None: None, **NARROW}
 _WITHOUT_PAST = ("lengths", "logits", "stopped")  # in the slot of a model which only attends
 
 
@@ -391,7 +390,7 @@ class Programs:
   def _initial(self) -> DeviceState:
     leaves, tree = jax.tree.flatten(jax.eval_shape(self._empty))
     rest = jax.tree.leaves(self._empty())  # zeros of this size are never made
-    narrow = _CACHE_DTYPES[self._config.cache_dtype]
+    narrow = NARROW.get(self._config.cache_dtype or "")
 
     def pool(v: Any, pages: int) -> Any:
       shape = (self.ways * pages, *v.shape[1:-2], self.block_tokens, v.shape[-1])
@@ -589,7 +588,7 @@ class Programs:
     With ``config.pieces``: all pools share one table.
     """
     (layers,) = self.layers
-    narrow = _CACHE_DTYPES[self._config.cache_dtype]
+    narrow = NARROW.get(self._config.cache_dtype or "")
     every: list[Any] = list(pages)
     if narrow is not None:
       every = [part for v in pages for part in quantize_tokens(jnp.asarray(v), narrow)]
