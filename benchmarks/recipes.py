@@ -30,7 +30,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from agentjax.text import TokenizerConfig
+from agentjax.text import SentencePieceTokenizer, TokenizerConfig
 from agentjax.training import Experiment, Run, load_experiment
 from agentjax.training.checkpoint import CheckpointConfig
 
@@ -96,8 +96,9 @@ def experiment_of(
   episodes = experiment.rl.tasks_per_step * experiment.rollout.group_size
   experiment.supervised.steps = 0
   experiment.start_from = str(warm)
-  experiment.tokenizer = TokenizerConfig(kind="sentencepiece", path=str(warm / "tokenizer.model"))
-  experiment.model.vocab_size = json.loads((warm / "vocabulary.json").read_text())
+  vocabulary = str(warm / "tokenizer.model")
+  experiment.tokenizer = TokenizerConfig(kind="sentencepiece", path=vocabulary)
+  experiment.model.vocab_size = SentencePieceTokenizer(vocabulary).vocab_size
   if steps is not None:
     experiment.rl.steps = steps
   experiment.checkpoint = CheckpointConfig(every=10_000)
@@ -111,9 +112,7 @@ def train(experiment: Experiment, directory: pathlib.Path) -> dict[str, float]:
   """Held-out figures after a run, which is done if it was not yet."""
   file = directory / _FINISHED
   if not file.exists():
-    run = Run(experiment, directory, console=Console(file=io.StringIO()))
-    report = run.train()
-    (directory / "vocabulary.json").write_text(json.dumps(run.parts.model.vocab_size))
+    report = Run(experiment, directory, console=Console(file=io.StringIO())).train()
     found = {"before": report.before, "after": report.after}
     file.write_text(json.dumps({k: v["greedy"] for k, v in found.items() if v}))
   return json.loads(file.read_text())
