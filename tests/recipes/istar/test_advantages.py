@@ -9,7 +9,9 @@ from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConf
 from agentjax.objectives.advantage_function import AdvantageInputs
 from agentjax.recipes.istar import IStarAdvantages
 from agentjax.recipes.prime import OnlineConfig, ProcessConfig
+from agentjax.rewards import RewardConfig
 from agentjax.training import Run
+from agentjax.training.build import Extensions
 from agentjax.training.metrics import read_metrics
 from tests.training.smoke import quiet, smoke_experiment
 
@@ -72,9 +74,16 @@ def test_a_model_that_learns_nothing_is_not_compared_with_itself():
     ProcessConfig(against="policy").validate()
 
 
+def _even_ids(trajectory, task):
+  """Differs within almost every group, so that there are pairs."""
+  del task
+  drawn = np.concatenate([s.token_ids[s.sampled] for s in trajectory.segments])
+  return float(np.mean(drawn % 2 == 0))
+
+
 @pytest.mark.slow
 def test_a_run_learns_from_pairs(tmp_path):
-  experiment = smoke_experiment()
+  experiment = smoke_experiment(reward=RewardConfig(parts=("even",), weights=(1.0,)))
   experiment.rl.objective = ObjectiveConfig(
     AdvantageConfig(function=IStarAdvantages()), PolicyLossConfig()
   )
@@ -82,6 +91,8 @@ def test_a_run_learns_from_pairs(tmp_path):
     per="turn", against="policy", online=OnlineConfig(loss="pairs")
   )
   experiment.rl.old_log_probs = "recomputed"
-  assert Run(experiment, tmp_path, console=quiet()).train().finished
+  experiment.evaluation.tasks = 0
+  extensions = Extensions(scorers={"even": _even_ids})
+  assert Run(experiment, tmp_path, extensions=extensions, console=quiet()).train().finished
   rows = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "process/loss" in r]
   assert rows and all(0 < row["process/loss"] < 2 for row in rows)
