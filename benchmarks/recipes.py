@@ -162,7 +162,6 @@ def main() -> None:
   names = [PLAIN, *(n for n in options.recipes.split(",") if n != PLAIN)]
   if unknown := [name for name in names if name not in changes]:
     parser.error(f"--recipes has {unknown}; allowed: {', '.join(changes)}")
-  logging.set_verbosity(logging.ERROR)
   results: dict[str, list[float]] = {name: [] for name in names}
   for seed in range(options.seeds):
     warm = options.out / f"warm_{seed}"
@@ -177,4 +176,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+  logging.set_verbosity(logging.ERROR)  # signs of collapse are part of the figures
   main()

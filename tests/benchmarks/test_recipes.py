@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from absl import logging
 
 from benchmarks import recipes
 from benchmarks.recipes import Estimate, table
@@ -31,7 +32,9 @@ def test_every_change_is_a_config_of_the_same_name():
 def test_two_recipes_are_run_from_one_warm_start(tmp_path, monkeypatch, capsys):
   arguments = ["recipes.py", "--recipes=kimi", "--seeds=1", "--steps=1", "--warm_steps=1"]
   monkeypatch.setattr(sys, "argv", [*arguments, f"--out={tmp_path}"])
+  told = logging.get_verbosity()
   recipes.main()
+  assert logging.get_verbosity() == told  # else whoever calls it hears no warning any more
   out = capsys.readouterr().out
   assert "seed 0: grpo" in out and "| kimi |" in out
   assert (tmp_path / "recipes.png").stat().st_size > 1000
