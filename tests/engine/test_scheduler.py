@@ -480,12 +480,14 @@ def test_a_closed_engine_ends_calls(make_engine):
 
 
 def test_all_engines_of_one_shape_share_their_programs(make_engine):
-  one, other = make_engine(), make_engine(slots=8, lanes=2)
+  one = make_engine(warmup=True)
+  programs = one.scheduler.lanes[0].slots.programs
+  before = dict(programs.traces)
+  other = make_engine(slots=8, lanes=2)
   run_episodes(one, range(3))
   run_episodes(other, range(3))
-  programs = one.scheduler.lanes[0].slots.programs
   assert other.scheduler.lanes[1].slots.programs is programs
-  assert set(programs.traces.values()) == {1}
+  assert programs.traces == before and min(before.values()) >= 1
   assert [home.devices for home in one.scheduler._weights] == [(jax.local_devices()[0],)]
 
 
