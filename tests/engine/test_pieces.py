@@ -96,7 +96,7 @@ def test_contexts_of_pieces_sample_what_joined_slots_would(
     np.testing.assert_allclose(result.behaviour_log_probs, plain.behaviour_log_probs, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["youtu", "gemma4_e2b"])
+@pytest.mark.parametrize("name", ["youtu", pytest.param("gemma4_e2b", marks=pytest.mark.slow)])
 def test_latents_windows_and_lent_keys(name):
   config = FAMILIES[name]
   params = draw(config, seed=0)
@@ -318,6 +318,7 @@ for a, b in zip(one, two, strict=True):
 """
 
 
+@pytest.mark.slow
 def test_pieces_on_two_devices_that_share_heads():
   flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
   root = pathlib.Path(__file__).resolve().parents[2]

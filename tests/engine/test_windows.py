@@ -21,6 +21,7 @@ from tests.engine.conftest import dispatched, text
 from tests.engine.test_scheduler import assert_same_bits, free_slots, request
 
 PAGE = 8
+SLOW = pytest.mark.slow
 PROMPTS = [
   [(7 * i + i // 9) % 48 for i in range(150)],
   [(7 * i + i // 9) % 48 for i in range(100)] + [(5 * i) % 48 for i in range(41)],
@@ -117,14 +118,14 @@ def play(engine: Engine, *, ahead: bool, calls: int = 4):
 @pytest.mark.parametrize(
   ("config", "changes"),
   [
-    (local(3), {}),
-    (local(PAGE), {"prefix_reuse": "none", "cache_tokens": 0}),
-    (local(21), {"max_length": 248}),  # laid out in one piece for each dispatch
-    (local(21, "Llgr"), {"speculate": "ngram"}),
-    (local(21), {"cache_dtype": "int8"}),
-    (two_passes(20), {}),
+    pytest.param(local(3), {}, id="under a page", marks=SLOW),
+    pytest.param(local(PAGE), {"prefix_reuse": "none", "cache_tokens": 0}, id="a page"),
+    # In one piece for each dispatch.
+    pytest.param(local(21), {"max_length": 248}, id="laid out", marks=SLOW),
+    pytest.param(local(21, "Llgr"), {"speculate": "ngram"}, id="drafts", marks=SLOW),
+    pytest.param(local(21), {"cache_dtype": "int8"}, id="int8"),
+    pytest.param(two_passes(20), {}, id="two passes", marks=SLOW),
   ],
-  ids=["under a page", "a page", "laid out", "drafts", "int8", "two passes"],
 )
 def test_tokens_and_log_probs_are_those_of_layers_that_keep_all(config, changes):
   """Mostly with so few pages that contexts are parked far behind their first windows."""

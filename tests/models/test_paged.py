@@ -171,7 +171,9 @@ def play(params, config: models.ModelConfig) -> list[jax.Array]:
 @pytest.mark.parametrize(
   "name",
   [
-    pytest.param(n, marks=pytest.mark.slow) if n in ("looped", "two passes, a window") else n
+    pytest.param(n, marks=pytest.mark.slow)
+    if n in ("looped", "two passes, a window", "heads")
+    else n
     for n in CONFIGS
   ],
 )
@@ -241,7 +243,9 @@ def lane(name: str, kernels: str | None, home: Home, **changes):
   yield "extend", programs.extend[32], programs.abstract_extension(home, 32)
 
 
-@pytest.mark.parametrize("name", LANES)
+@pytest.mark.parametrize(
+  "name", [pytest.param(n, marks=pytest.mark.slow) if n == "drafts" else n for n in LANES]
+)
 def test_engines_for_gpus_hold_the_kernel_where_it_is_named(name):
   home = Home(tuple(jax.devices()[:1]))
   layers = 3 if name == "drafts" else 2

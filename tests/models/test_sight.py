@@ -53,7 +53,7 @@ def test_ranks_in_order_on_one_lane_are_causal_attention():
   np.testing.assert_allclose(found, plain(*arrays, segments, 0.3, None), atol=1e-6)
 
 
-@pytest.mark.parametrize("pattern", ["*-E*-", "A-"])
+@pytest.mark.parametrize("pattern", [pytest.param("*-E*-", marks=pytest.mark.slow), "A-"])
 def test_slots_that_see_whole_blocks_are_the_pass_that_does(pattern):
   mla = models.config.MlaConfig(query_lora=None, kv_lora=12, nope_dim=8, rope_dim=4, value_dim=8)
   config = dataclasses.replace(SEEING, pattern=pattern, mla=mla).freeze()

@@ -12,7 +12,7 @@ from tests.training.figures import free_address
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("ending", ["kill", "error"])
+@pytest.mark.parametrize("ending", ["kill", pytest.param("error", marks=pytest.mark.slow)])
 def test_two_processes_share_write_agree_and_end(tmp_path, ending):
   """See ``together.py``: the figures are asserted there, in each process."""
   _run_together(tmp_path, 2, ending)

@@ -138,7 +138,11 @@ def test_a_number_acts_on_the_update_from_its_step_on(finished, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("schedule", "step"), [(SYNC, 6), (ONE, 4)], ids=["sync, from step 4", "one step off, from 0"]
+  ("schedule", "step"),
+  [
+    pytest.param(SYNC, 6, id="sync, from step 4"),
+    pytest.param(ONE, 4, id="one step off, from 0", marks=pytest.mark.slow),
+  ],
 )
 def test_a_run_that_crashed_in_the_middle_of_schedules_ends_with_the_same_bits(
   finished, tmp_path, schedule, step

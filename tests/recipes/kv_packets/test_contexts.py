@@ -226,6 +226,7 @@ def test_a_text_that_does_not_fit_leaves_no_context_behind():
   packets.close()
 
 
+@pytest.mark.slow
 def test_packets_in_pages_do_not_grow_with_the_documents_that_were_read():
   config = model("M*-*")
   kept = []

@@ -130,7 +130,13 @@ def test_own_answers_are_drawn_token_by_token_from_the_whole_context():
   np.testing.assert_array_equal(found, ids[:, -2:])
 
 
-@pytest.mark.parametrize("config", [ATTENTION, HYBRID], ids=["attention", "hybrid"])
+@pytest.mark.parametrize(
+  "config",
+  [
+    pytest.param(ATTENTION, id="attention", marks=pytest.mark.slow),
+    pytest.param(HYBRID, id="hybrid"),
+  ],
+)
 def test_the_gradient_of_an_adapter_is_that_of_the_loss(config):
   params, decode = prepared(config)
   adapter = init_adapter(params, jax.random.key(0), header=2, trailer=2)
@@ -155,6 +161,7 @@ def test_the_gradient_of_an_adapter_is_that_of_the_loss(config):
   np.testing.assert_allclose((ends[0] - ends[1]) / (2 * size), slope, rtol=2e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_training_brings_answers_behind_packets_nearer_to_the_models_own(tmp_path):
   params, decode = prepared(HYBRID)
   drawn = init_adapter(params, jax.random.key(0), header=2, trailer=2)
