@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -15,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from absl import logging
 from rich.console import Console
 
@@ -25,6 +25,7 @@ from agentjax.engine import SamplingConfig
 from agentjax.files import write_atomically
 from agentjax.models.lora import merge_adapters
 from agentjax.models.spec import count
+from agentjax.names import load
 from agentjax.objectives.advantage_function import AdvantageFunction, check_own
 from agentjax.objectives.custom_loss import LossFunction
 from agentjax.objectives.objective import policy_objective
@@ -50,12 +51,7 @@ from agentjax.training import compilation, processes
 from agentjax.training.bank import PolicyBank
 from agentjax.training.build import Extensions, build_parts
 from agentjax.training.checkpoint import CheckpointStore
-from agentjax.training.diagnostics import (
-  CollapseMonitor,
-  answer_pairs,
-  collapse_metrics,
-  mutual_information,
-)
+from agentjax.training.diagnostics import CollapseMonitor, collapse_metrics
 from agentjax.training.evaluation import Evaluation, build_engines
 from agentjax.training.experiment import Experiment, own_names, resolve
 from agentjax.training.extended import ALL_PARTS, Extended, describe, use_recorded
@@ -89,6 +85,7 @@ from agentjax.trajectory.seats import agent_metrics, learning_views, policy_of
 from agentjax.trajectory.store import from_record, to_record
 from agentjax.world.world import World
 
+_INFORMATION = "agentjax.recipes.information:information"
 _COLUMNS = {
   "reward/mean": "reward",
   "eval/greedy": "held-out success",
@@ -643,23 +640,17 @@ class _Session:
     config = self.experiment.rl.diagnostics
     if not config.information_every or (step - self.first_rl_step) % config.information_every:
       return {}
-    metrics: dict[str, float] = {}
-    for name, turns in (("first_turn", "first"), ("any_turn", "any")):
-      pairs = answer_pairs(
+    estimate = load(_INFORMATION, "config.rl.diagnostics.information_every", "what estimates it")
+    with self._alone_on_devices():
+      metrics: dict[str, float] = estimate(
         sampled,
         config,
-        turns=turns,  # type: ignore[arg-type]
         seed=self.experiment.seed + step,
         decode=self.parts.tokenizer.decode,
+        score=functools.partial(self.learner.cross_log_probs, state),
       )
-      if pairs is None:
-        continue
-      with self._alone_on_devices():
-        cross = self.learner.cross_log_probs(state, pairs.prompts, pairs.answers)
-      lengths = np.array([len(answer) for answer in pairs.answers])
-      metrics |= mutual_information(cross, pairs.own, lengths).metrics(name)
-      smooth = f"information/{name}_z_score_smoothed"
-      metrics[smooth] = monitor.smoothed(smooth, metrics[f"information/{name}_z_score"])
+    for name in [name for name in metrics if name.endswith("_z_score")]:
+      metrics[f"{name}_smoothed"] = monitor.smoothed(f"{name}_smoothed", metrics[name])
     return metrics
 
   def _take(self, step: int, count: int) -> list[Trajectory]:
