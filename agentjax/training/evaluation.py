@@ -20,8 +20,8 @@ from agentjax.models.huggingface import is_folder, load_pretrained
 from agentjax.models.spec import abstract
 from agentjax.rollout.evaluation import (
   Episodes,
-  EvaluationPlan,
   EvaluationReport,
+  HeldOutConfig,
   play,
   summarise,
 )
@@ -103,7 +103,7 @@ class Evaluation:
     engine: Engine,
     runner: LoopThread,
     step: int,
-    plan: EvaluationPlan,
+    plan: HeldOutConfig,
     seats: Mapping[str, SeatPlayer] | None = None,
     measured: str = POLICY,
     *,
@@ -216,9 +216,8 @@ def evaluate_checkpoint(
     bank.publish(0, lambda name: policy if folder else load_snapshot(parts, path, name, policy))
     stack.callback(lambda: runner.run(parts.close()))
     runner.run(parts.start())
-    plan = settings.plan(settings.samples)
     engine.publish(policy, step + 1)
-    report = Evaluation(parts, engine, runner, step, plan, bank.seats, measured).report()
+    report = Evaluation(parts, engine, runner, step, settings, bank.seats, measured).report()
   if samples_file is not None and processes.is_first():
     write_trajectories(
       samples_file,

@@ -889,7 +889,7 @@ class _Session:
       self.engine,
       self.runner,
       step,
-      settings.plan(settings.samples if name else 0),
+      settings if name else dataclasses.replace(settings, samples=0),
       self.bank.seats,
       background=settings.interleaved,
     )
