@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -128,9 +128,9 @@ class CollapseMonitor:
 
   def observe(self, values: Mapping[str, float | None]) -> list[Sign]:
     """Notes a step of reinforcement learning; the signs it shows, the worst first."""
-    signs = [*self._jumps(values)]
+    signs = [*self._rises(values)]
     self._note(values)
-    signs += [*self._drifts(values), *self._falls(values)]
+    signs += self._falls(values)
     return sorted(signs, key=lambda sign: not sign.ends)
 
   def _note(self, row: Mapping[str, float | None]) -> None:
@@ -138,70 +138,53 @@ class CollapseMonitor:
       if isinstance(value, (int, float)) and np.isfinite(value):
         self._values[name].append(float(value))
 
-  def _jumps(self, values: Mapping[str, float | None]) -> list[Sign]:
-    signs = []
-    for name, metric, factor in (
-      ("entropy_jump", _ENTROPY, self._config.entropy_jump),
-      ("gradient_spike", "grad_norm", self._config.gradient_spike),
+  def _rises(self, values: Mapping[str, float | None]) -> Iterator[Sign]:
+    """By comparison with the last steps, and with the first, so that slow rises are seen too."""
+    window = self._config.window
+    entropies, norms = self._values[_ENTROPY], self._values["grad_norm"]
+    for name, metric, past, when in (
+      ("entropy_jump", _ENTROPY, entropies[-window:], f"last {window} steps is"),
+      ("gradient_spike", "grad_norm", norms[-window:], f"last {window} steps is"),
+      ("entropy_rise", _ENTROPY, entropies[:window], f"first {window} steps was"),
     ):
-      past, now = self._values[metric][-self._config.window :], values.get(metric)
-      if now is None or len(past) < self._config.window:
+      now = values.get(metric)
+      if now is None or len(past) < window:
         continue
       usual = float(np.median(past))
-      if usual > 0 and now > factor * usual:
-        text = f"{metric} is {now:.3g}, its median over the last {len(past)} steps is {usual:.3g}"
-        signs.append(Sign(name, text, False))
-    return signs
+      if usual > 0 and now > getattr(self._config, name) * usual:
+        text = f"{metric} is {now:.3g}, its median over the {when} {usual:.3g}"
+        yield Sign(name, text, False)
 
-  def _drifts(self, values: Mapping[str, float | None]) -> list[Sign]:
-    """Signs by comparison with the first steps of the run, so that slow changes are seen too."""
-    signs = []
-    first = self._values[_ENTROPY][: self._config.window]
-    now = values.get(_ENTROPY)
-    if now is not None and len(self._values[_ENTROPY]) > self._config.window:
-      usual = float(np.median(first))
-      if usual > 0 and now > self._config.entropy_rise * usual:
-        text = (
-          f"{_ENTROPY} is {now:.3g}, its median over the first {len(first)} steps was {usual:.3g}"
-        )
-        signs.append(Sign("entropy_rise", text, False))
+  def _falls(self, values: Mapping[str, float | None]) -> Iterator[Sign]:
+    config = self._config
     known = self._values[_INFORMATION]
     if values.get(_INFORMATION) is not None and len(known) > 1:
-      if known[-1] < self._config.information_floor * known[0]:
+      if known[-1] < config.information_floor * known[0]:
         text = (
           f"answers tell {known[-1]:.3g} nats of their prompts and told {known[0]:.3g}: they may "
           "come to fit any prompt"
         )
-        signs.append(Sign("information", text, False))
-    return signs
-
-  def _falls(self, values: Mapping[str, float | None]) -> list[Sign]:
-    config, signs = self._config, []
+        yield Sign("information", text, False)
     spread = self._values["collapse/reward_std"]
     if "collapse/reward_std" in values and len(spread) >= 2 * config.window:
       first = float(np.mean(spread[: config.window]))
       last = float(np.mean(spread[-config.window :]))
       if last < config.reward_std_floor * first:
-        signs.append(
-          Sign(
-            "reward_std",
-            f"rewards in a group spread by {last:.3g} over the last {config.window} steps and by "
-            f"{first:.3g} over the first: little is left to learn from",
-            config.stop,
-          )
+        text = (
+          f"rewards in a group spread by {last:.3g} over the last {config.window} steps and by "
+          f"{first:.3g} over the first: little is left to learn from"
         )
+        yield Sign("reward_std", text, config.stop)
     repeated = values.get("collapse/repetition") or 0.0
     if repeated > config.repetition:
-      signs.append(
-        Sign("repetition", f"{repeated:.0%} of what an episode says it said before", False)
-      )
+      text = f"{repeated:.0%} of what an episode says it said before"
+      yield Sign("repetition", text, False)
     success = self._values["eval/greedy"][-config.success_patience :]
     low = [s for s in success if s < config.success_floor]
     if "eval/greedy" in values and len(low) == config.success_patience:
       text = f"held-out success was below {config.success_floor} {len(low)} times in a row"
-      signs.append(Sign("success", text, config.stop))
+      yield Sign("success", text, config.stop)
     groups = self._values["selection/groups"][-self._patience :]
     if "selection/groups" in values and len(groups) == self._patience and not any(groups):
       text = f"{self._patience} steps in a row had no group to train on (config.rl.selection)"
-      signs.append(Sign("selection", text, True))
-    return signs
+      yield Sign("selection", text, True)
