@@ -23,6 +23,7 @@ from agentjax.config import ConfigError, check
 from agentjax.data import TaskIterator
 from agentjax.engine import SamplingConfig
 from agentjax.files import write_atomically
+from agentjax.models import cross_log_probs
 from agentjax.models.lora import merge_adapters
 from agentjax.models.spec import count
 from agentjax.names import load
@@ -46,6 +47,7 @@ from agentjax.rollout.statistics import (
 from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.sharding import dispatching, fingerprint, in_order
+from agentjax.signals.signal import get_states, set_states
 from agentjax.threads import LoopThread
 from agentjax.training import compilation, processes
 from agentjax.training.bank import PolicyBank
@@ -641,14 +643,15 @@ class _Session:
     if not config.information_every or (step - self.first_rl_step) % config.information_every:
       return {}
     estimate = load(_INFORMATION, "config.rl.diagnostics.information_every", "what estimates it")
-    with self._alone_on_devices():
-      metrics: dict[str, float] = estimate(
-        sampled,
-        config,
-        seed=self.experiment.seed + step,
-        decode=self.parts.tokenizer.decode,
-        score=functools.partial(self.learner.cross_log_probs, state),
+    with self._alone_on_devices(), jax.set_mesh(self.learner.mesh):
+      score = functools.partial(
+        cross_log_probs,
+        self.learner.policy(state),
+        self.parts.model,
+        temperature=self.experiment.rl.sampling.temperature or 1.0,
       )
+      seed, decode = self.experiment.seed + step, self.parts.tokenizer.decode
+      metrics: dict[str, float] = estimate(sampled, config, seed=seed, decode=decode, score=score)
     for name in [name for name in metrics if name.endswith("_z_score")]:
       metrics[f"{name}_smoothed"] = monitor.smoothed(f"{name}_smoothed", metrics[name])
     return metrics
@@ -765,7 +768,7 @@ class _Session:
       "stream": None if stream is None else stream.plain,
       "evaluations": self.evaluations,
       "ended": self.ended,
-      "signals": self.learner.get_signals(),
+      "signals": get_states(self.learner.signals),
       "schedules": list(self.learner.scheduled.states.items()),
       "world": base64.b64encode(self.parts.world.get_state()).decode(),
     }
@@ -812,7 +815,7 @@ class _Session:
         "made by an earlier release; go on with that one, or begin anew in another --workdir, with "
         "the checkpoint as config.start_from."
       )
-    self.learner.set_signals(host["signals"])
+    set_states(self.learner.signals, host["signals"])
     self.learner.scheduled.states = dict(host.get("schedules", [[0, {}]]))
     self.parts.world.set_state(base64.b64decode(host["world"]))
     self.evaluations = host["evaluations"]
