@@ -27,7 +27,7 @@ from rich.console import Console
 
 from agentjax.command import main
 from agentjax.config import ConfigError
-from agentjax.files import CheckpointError
+from agentjax.files import CheckpointError, check_empty, written_beside
 
 _INPUT = flags.DEFINE_string(
   "input", None, "Hugging Face folder, run directory or RUN/checkpoints/STEP.", required=True
@@ -108,28 +108,22 @@ def to_checkpoint(
   from agentjax.training.checkpoint import CheckpointStore
   from agentjax.training.state import Network, TrainState, Weights
 
-  source, target = pathlib.Path(folder), pathlib.Path(output).absolute()
+  source = pathlib.Path(folder)
   fingerprint = _fingerprint(source, tokenizer)
-  beside = _beside(target)
+  target = check_empty(output)
   params, config = huggingface.load_pretrained(source, overrides=overrides)
-  try:
-    beside.mkdir(parents=True)
+  with written_beside(target) as beside:
+    beside.mkdir()
     described = config.to_dict()
     del described["exact_chunk"]  # as in the identity of a run: says how it is computed
     identity = {"model": described, "tokenizer": fingerprint}
-    state = TrainState(
-      step=jnp.zeros((), jnp.int32),
-      networks={"policy": Network(Weights(params))},
-    )
+    state = TrainState(jnp.zeros((), jnp.int32), {"policy": Network(Weights(params))})
     store = CheckpointStore(beside / "checkpoints", keep=1, identity=identity)
     store.save(0, state, {"iterators": {}, "evaluations": []})
     (beside / "model.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
     (beside / "huggingface").mkdir()
     shutil.copyfile(source / "config.json", beside / "huggingface" / "config.json")
     companions = huggingface.copy_companions(source, beside / "huggingface")
-    beside.rename(target)
-  finally:
-    shutil.rmtree(beside, ignore_errors=True)
   return _summary(source, params, target, companions)
 
 
@@ -217,12 +211,6 @@ def _fingerprint(folder: pathlib.Path, tokenizer: str | None) -> str:
       "from it have: 'byte' or a sentencepiece file."
     )
   return read_chat(folder).fingerprint()
-
-
-def _beside(target: pathlib.Path) -> pathlib.Path:
-  if target.exists() and (not target.is_dir() or any(target.iterdir())):
-    raise CheckpointError(f"{target} is there already and not empty; give a new directory.")
-  return target.with_name(f".{target.name}.{os.getpid()}")
 
 
 def _summary(

@@ -1,13 +1,36 @@
-"""Writing files so that a reader never sees an incomplete one."""
+"""Writing files and folders so that a reader never sees an incomplete one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 
 class CheckpointError(RuntimeError):
   """A checkpoint could not be written, is damaged or does not fit; others are untouched."""
+
+
+@contextlib.contextmanager
+def written_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
+  """A place for a new file or folder, which takes that of ``path`` when it is complete.
+
+  Where the block raises, nothing of it stays and ``path`` is as before.
+
+  Args:
+    path: file, or folder that is absent or empty; its parent is made.
+  """
+  target = Path(path).absolute()
+  target.parent.mkdir(parents=True, exist_ok=True)
+  beside = target.with_name(f".{target.name}.{os.getpid()}")
+  _remove(beside)  # of a process of this number that was killed
+  try:
+    yield beside
+    os.replace(beside, target)
+  finally:
+    _remove(beside)
 
 
 def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
@@ -17,14 +40,22 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
     path: file to write; its folder is made.
     data: text is written as UTF-8.
   """
-  target = Path(path)
-  target.parent.mkdir(parents=True, exist_ok=True)
-  beside = target.with_name(f".{target.name}.{os.getpid()}")
-  try:
-    with beside.open("wb") as file:
-      file.write(data.encode() if isinstance(data, str) else data)
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(beside, target)
-  finally:
-    beside.unlink(missing_ok=True)
+  with written_beside(path) as beside, beside.open("wb") as file:
+    file.write(data.encode() if isinstance(data, str) else data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def check_empty(folder: str | os.PathLike[str]) -> Path:
+  """The folder as a path; CheckpointError where something is in it."""
+  target = Path(folder).absolute()
+  if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    raise CheckpointError(f"{target} is there already and not empty; give a new directory.")
+  return target
+
+
+def _remove(path: Path) -> None:
+  if path.is_dir():
+    shutil.rmtree(path, ignore_errors=True)
+  else:
+    path.unlink(missing_ok=True)

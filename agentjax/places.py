@@ -11,9 +11,15 @@ import collections
 import contextlib
 import contextvars
 import heapq
+import logging
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _owner: contextvars.ContextVar[Hashable | None] = contextvars.ContextVar("owner", default=None)
 _clocks: contextvars.ContextVar[tuple[Clock, ...]] = contextvars.ContextVar("clocks", default=())
@@ -21,6 +27,10 @@ _clocks: contextvars.ContextVar[tuple[Clock, ...]] = contextvars.ContextVar("clo
 
 class QueueTimeout(Exception):
   """No place came free in time."""
+
+
+class TooSlow(Exception):
+  """A call did not end in time."""
 
 
 class Clock:
@@ -80,6 +90,59 @@ async def wait_within(task: asyncio.Future, seconds: float, clock: Clock) -> boo
   while not task.done() and (left := seconds - clock.elapsed) > 0:
     await asyncio.wait({task}, timeout=max(left, 0.01))
   return task.done()
+
+
+async def run_within(
+  call: Callable[[], Awaitable[T]], seconds: float, clock: Clock, *, grace: float, name: str
+) -> T:
+  """``await call()``, which is cancelled once ``clock`` shows ``seconds``.
+
+  Args:
+    call: what is awaited; it may ignore its cancellation.
+    seconds: see above.
+    clock: as in ``wait_within``.
+    grace: seconds in which what was cancelled should end; then it is left behind.
+    name: of what is called, for the log.
+
+  Raises:
+    TooSlow: it did not end in time.
+    RuntimeError: it cancelled itself.
+  """
+
+  async def run() -> T:
+    return await call()
+
+  task = asyncio.ensure_future(run())
+  try:
+    # Not wait_for: it waits for ever if a coroutine ignores its cancellation.
+    done = await wait_within(task, seconds, clock)
+  except asyncio.CancelledError:
+    await _abandon(task, grace, name)
+    raise
+  if not done:
+    await _abandon(task, grace, name)
+    raise TooSlow(f"took longer than {seconds:g} s")
+  if task.cancelled():
+    raise RuntimeError("it cancelled itself")
+  return task.result()
+
+
+_left_behind: set[asyncio.Task[Any]] = set()  # asyncio itself holds tasks by weak references only
+
+
+async def _abandon(task: asyncio.Task[Any], grace: float, name: str) -> None:
+  _left_behind.add(task)
+  task.add_done_callback(_forget)
+  task.cancel()
+  await asyncio.wait({task}, timeout=grace)
+  if not task.done():
+    _log.warning("%s ignored its cancellation for %g s and is left behind", name, grace)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+  _left_behind.discard(task)
+  if not task.cancelled():
+    task.exception()  # read, so that asyncio does not report it as lost
 
 
 @contextlib.contextmanager

@@ -30,12 +30,13 @@ _OUTPUT = flags.DEFINE_string("output", None, "Trajectory store to write.", requ
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  from agentjax.rollout.rescoring import compare, write_store
+  from agentjax.rollout.rescoring import compare
   from agentjax.training.experiment import resolve
   from agentjax.training.extended import extensions_of_run
   from agentjax.training.progress import print_table
   from agentjax.training.rescoring import read_trajectories, rescore_trajectories
   from agentjax.training.workdir import CONFIG_FILE
+  from agentjax.trajectory.store import write_store
 
   experiment = resolve(_CONFIG.value)
   source, output = pathlib.Path(_TRAJECTORIES.value), pathlib.Path(_OUTPUT.value)

@@ -7,7 +7,7 @@ AssertionError that begins with the name of the property that does not hold.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -74,19 +74,9 @@ def check_objective(
   plain = check.run(example, _rows(example.order()))
   check.finite(plain)
 
-  filled = dataclasses.replace(example, garbage=3.0)
-  check.same("padding", plain, check.run(filled, _rows(example.order(), time=_TIME + 5, empty=2)))
-
-  order = random.permutation(len(example.rewards)).tolist()
-  moved = example.renumbered(order)
-  result = check.run(moved, _rows(random.permutation(moved.order()).tolist()))
-  check.same("permutation", plain, result.renumbered(order))
-
-  for other in (example.with_changed_invalid(random), example.without_invalid()):
-    check.same("sibling exclusion", plain, check.run(other, _rows(other.order())))
+  for name, other, rows, order in example.variants(random):
+    check.same(name, plain, check.run(other, rows).renumbered(order))
   check.no_gradient("sibling exclusion", plain, example.on_invalid())
-
-  check.same("mask linearity", plain, check.run(example.with_changed_masked(random), plain.rows))
   check.no_gradient("mask linearity", plain, example.on_masked())
   check.linear(example, plain, random)
   check.microbatches(example, plain)
@@ -101,7 +91,7 @@ def check_advantage(function: AdvantageFunction, *, seed: int, tolerance: float 
     nothing;
   * sibling exclusion: neither the content of a masked sequence, nor its reward, nor its presence
     changes anything for its group or its row;
-  * mask: values on tokens of weight 0 do not matter.
+  * mask linearity: values on tokens of weight 0 do not matter.
 
   Args:
     function: ``AdvantageInputs -> advantages [B, T]``. It is given rewards of turns and steps and a
@@ -121,20 +111,10 @@ def check_advantage(function: AdvantageFunction, *, seed: int, tolerance: float 
     if not np.isfinite(values).all():
       raise AssertionError(f"finite: advantages of sequence {number} are {values}")
 
-  filled = dataclasses.replace(example, garbage=3.0)
-  wider = check.run(filled, _rows(example.order(), time=_TIME + 5, empty=2))
-  check.same("padding", plain, wider)
   check.same("padding", plain, check.run(example.with_places(3), _rows(example.order())))
-
-  order = random.permutation(len(example.rewards)).tolist()
-  moved = example.renumbered(order)
-  found = check.run(moved, _rows(random.permutation(moved.order()).tolist()))
-  check.same("permutation", plain, {order[i]: values for i, values in found.items()})
-
-  for other in (example.with_changed_invalid(random), example.without_invalid()):
-    check.same("sibling exclusion", plain, check.run(other, _rows(other.order())))
-  masked = check.run(example.with_changed_masked(random), _rows(example.order()))
-  check.same("mask", plain, masked)
+  for name, other, rows, order in example.variants(random):
+    found = check.run(other, rows)
+    check.same(name, plain, {order[i]: values for i, values in found.items()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,6 +171,21 @@ class _Example:
       valid=np.array([1, 1, 1, 0, 1, 1, 1, 0], bool),
       groups=np.array([0, 0, 0, 0, 1, 1, 1, -1]),
     )
+
+  def variants(
+    self, random: np.random.Generator
+  ) -> Iterator[tuple[str, _Example, _Rows, Sequence[int]]]:
+    """Examples that must give the same: the property, the example, its rows, and of each of its
+    sequences the number here."""
+    numbers = range(len(self.rewards))
+    filled = dataclasses.replace(self, garbage=3.0)
+    yield "padding", filled, _rows(self.order(), time=_TIME + 5, empty=2), numbers
+    order = random.permutation(len(numbers)).tolist()
+    moved = self.renumbered(order)
+    yield "permutation", moved, _rows(random.permutation(moved.order()).tolist()), order
+    for other in (self.with_changed_invalid(random), self.without_invalid()):
+      yield "sibling exclusion", other, _rows(other.order()), numbers
+    yield "mask linearity", self.with_changed_masked(random), _rows(self.order()), numbers
 
   def order(self) -> list[int]:
     return [i for i, sequence in enumerate(self.sequences) if sequence is not None]

@@ -16,14 +16,14 @@ from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.rewards.formula import Formula
 from agentjax.rewards.graph import RewardGraph
 from agentjax.rollout.integrity import play_turns
-from agentjax.rollout.rescoring import compare, rescore, write_store
+from agentjax.rollout.rescoring import compare, rescore
 from agentjax.rollout.scoring import score
 from agentjax.training.build import Extensions, build_scoring
 from agentjax.training.experiment import resolve
 from agentjax.training.journal import Journal
 from agentjax.training.rescoring import read_trajectories, rescore_trajectories
 from agentjax.trajectory.record import Reward, Segment, Status, Task, ToolRecord, Trajectory
-from agentjax.trajectory.store import read_store, to_record
+from agentjax.trajectory.store import read_store, to_record, write_store
 from agentjax.world.cheats import Setting
 from agentjax.worlds.mle import MleWorldConfig
 from agentjax.worlds.question.word_problems import WordProblemConfig

@@ -6,7 +6,15 @@ import dataclasses
 import os
 from typing import Annotated
 
-from agentjax.config import Config, ConfigError, FilePath, Range, check
+from agentjax.config import (
+  Config,
+  ConfigError,
+  FilePath,
+  NonNegativeInt,
+  PositiveInt,
+  Range,
+  check,
+)
 from agentjax.data.jsonl_tasks import load_jsonl
 from agentjax.data.mixture import mix
 from agentjax.data.source import TaskSource
@@ -144,17 +152,14 @@ class DataConfig(Config):
 
   source: TaskSource | None = None
   path: FilePath | None = None
-  train_size: int | None = 10_000
-  test_size: int | None = 256
+  train_size: PositiveInt | None = 10_000
+  test_size: NonNegativeInt | None = 256
   seed: Annotated[int, Range(0, 2**31, below=True)] = 0
 
   def validate(self, path: str = "config.data") -> None:
     super().validate(path)
     if self.source is not None:
       self.source.check_data(self, path)
-    for name, least in (("train_size", 1), ("test_size", 0)):
-      size = getattr(self, name)
-      check(size is None or size >= least, f"{path}.{name}", size, f">= {least} or None")
 
 
 def load_tasks(config: DataConfig) -> TaskSplits:

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from agentjax.models.attend import Sight, attend, attend_cache, attend_chunk, max_scores
 from agentjax.models.config import ModelConfig
 from agentjax.models.linear import linear
+from agentjax.models.matrices import matrix_spec
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.pages import Held, read_places, write_places
 from agentjax.models.spec import ParamSpec, Weight
@@ -106,33 +107,23 @@ def rotate(
 
 def attention_spec(config: ModelConfig) -> Attention:
   """Abstract parameters of one attention block."""
-  into = config.init_scale * config.d_model**-0.5
 
   def projection(heads: int, name: str) -> ParamSpec:
-    return ParamSpec(
-      (config.d_model, heads, config.head_dim),
-      ("embed", name, "head_dim"),
-      config.param_dtype,
-      scale=into,
-    )
+    shape = (config.d_model, heads, config.head_dim)
+    return matrix_spec(config, shape, ("embed", name, "head_dim"))
 
   def bias(heads: int, name: str) -> ParamSpec | None:
     shape = (heads, config.head_dim)
     spec = ParamSpec(shape, (name, "head_dim"), config.param_dtype, "zeros", decayed=False)
     return spec if config.attention_bias else None
 
-  width = config.num_heads * config.head_dim
+  back = (config.num_heads, config.head_dim, config.d_model)
   norm = norm_spec(config.head_dim, config) if config.qk_norm else None
   return Attention(
     query=projection(config.num_heads, "heads"),
     key=projection(config.num_kv_heads, "kv_heads"),
     value=projection(config.num_kv_heads, "kv_heads"),
-    out=ParamSpec(
-      (config.num_heads, config.head_dim, config.d_model),
-      ("heads", "head_dim", "embed"),
-      config.param_dtype,
-      scale=config.init_scale * config.residual_scale * width**-0.5,
-    ),
+    out=matrix_spec(config, back, ("heads", "head_dim", "embed")),
     query_norm=norm,
     key_norm=norm,
     query_bias=bias(config.num_heads, "heads"),

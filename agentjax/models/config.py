@@ -329,7 +329,7 @@ class ModelConfig(Config):
   mtp: MtpConfig | None = None
   loop: LoopConfig | None = None
   second_pass: SecondPassConfig | None = None
-  expert_capacity: float | None = None
+  expert_capacity: PositiveFloat | None = None
   exact_chunk: NonNegativeInt = 0
 
   @classmethod
@@ -481,11 +481,6 @@ class ModelConfig(Config):
       self.active_experts is None or 0 < self.active_experts <= self.experts_per_token,
       "active_experts",
       f"None, or above 0 and at most experts_per_token={self.experts_per_token}",
-    )
-    require(
-      self.expert_capacity is None or self.expert_capacity > 0,
-      "expert_capacity",
-      "None, or above 0",
     )
 
   def _check_loops(self, path: str) -> None:

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from agentjax.models.config import ModelConfig
 from agentjax.models.linear import linear
+from agentjax.models.matrices import matrix_spec
 from agentjax.models.norm import gated_rms_norm
 from agentjax.models.spec import ParamSpec, Weight
 from agentjax.sharding import LOGICAL_AXES, index, on_shards, ways
@@ -106,12 +107,10 @@ def mamba2_spec(config: ModelConfig) -> Mamba2:
   heads = (config.mamba_heads, config.mamba_head_dim)
   groups = (config.mamba_groups, config.mamba_state)
   head_axes, group_axes = ("mamba_heads", "mamba_head_dim"), ("mamba_groups", "mamba_state")
-  dtype = config.param_dtype
-  into = config.init_scale * config.d_model**-0.5
-  tap = config.conv_kernel**-0.5
+  dtype, tap = config.param_dtype, config.conv_kernel**-0.5
 
   def projection(shape: tuple[int, ...], axes: tuple[str, ...]) -> ParamSpec:
-    return ParamSpec((config.d_model, *shape), ("embed", *axes), dtype, scale=into)
+    return matrix_spec(config, (config.d_model, *shape), ("embed", *axes))
 
   def taps(shape: tuple[int, ...], axes: tuple[str, ...]) -> ParamSpec:
     return ParamSpec((config.conv_kernel, *shape), (None, *axes), dtype, scale=tap, decayed=False)
@@ -144,12 +143,7 @@ def mamba2_spec(config: ModelConfig) -> Mamba2:
     decay_rate=ParamSpec(heads[:1], head_axes[:1], init="decay_rate", decayed=False, wide=True),
     skip=ParamSpec(heads[:1], head_axes[:1], init="ones", decayed=False, wide=True),
     norm=ParamSpec(heads, head_axes, dtype, "ones", decayed=False, wide=True),
-    out=ParamSpec(
-      (*heads, config.d_model),
-      (*head_axes, "embed"),
-      dtype,
-      scale=config.init_scale * config.residual_scale * (heads[0] * heads[1]) ** -0.5,
-    ),
+    out=matrix_spec(config, (*heads, config.d_model), (*head_axes, "embed")),
   )
 
 

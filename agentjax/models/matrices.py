@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
+from agentjax.models.config import ModelConfig
 from agentjax.models.spec import ParamSpec
 
 # One matrix for each place along these; they stand before the matrix's own axes.
@@ -35,6 +37,21 @@ def matrix_axes(spec: ParamSpec) -> MatrixAxes | None:
     return None
   split = len(own) - 1 if spec.axes[-1] == "embed" else 1
   return MatrixAxes(tuple(range(stack)), own[:split], own[split:])
+
+
+def matrix_spec(
+  config: ModelConfig, shape: tuple[int, ...], axes: tuple[str | None, ...]
+) -> ParamSpec:
+  """A matrix of a block (see ``matrix_axes``), drawn with deviation ``init_scale / sqrt(inputs)``.
+
+  One that ends in "embed" adds to the stream, and has the factor ``residual_scale`` too.
+  """
+  spec = ParamSpec(shape, axes, config.param_dtype)
+  found = matrix_axes(spec)
+  assert found is not None, f"{shape} with axes {axes} is no matrix"
+  inputs = math.prod(shape[i] for i in found.inputs)
+  scale = config.init_scale * config.residual_scale if axes[-1] == "embed" else config.init_scale
+  return dataclasses.replace(spec, scale=scale * inputs**-0.5)
 
 
 def stack_axes(spec: ParamSpec) -> int:

@@ -14,6 +14,7 @@ from agentjax.models.attend import Sight, attend, attend_cache, attend_chunk, ma
 from agentjax.models.attention import rope_frequencies, rope_scaling, rotate, step_of
 from agentjax.models.config import MlaConfig, ModelConfig
 from agentjax.models.linear import down_heads, linear, up_heads
+from agentjax.models.matrices import matrix_spec
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.paged import TPU_LANES
 from agentjax.models.pages import Held, read_places, reshaped, write_places
@@ -55,14 +56,10 @@ def mla_spec(config: ModelConfig) -> Mla:
   heads = config.num_heads
 
   def matrix(size: int, axis: str, *to: int) -> ParamSpec:
-    return ParamSpec(
-      (size, *to),
-      (axis, *(("heads", "head_dim") if len(to) == 2 else (None,))),
-      config.param_dtype,
-      scale=config.init_scale * size**-0.5,
-    )
+    outputs = ("heads", "head_dim") if len(to) == 2 else (None,)
+    return matrix_spec(config, (size, *to), (axis, *outputs))
 
-  low = sizes.query_lora
+  low, back = sizes.query_lora, (heads, sizes.value_dim, config.d_model)
   query_in = (config.d_model, "embed") if low is None else (low, "latent")
   return Mla(
     query_down=None if low is None else matrix(config.d_model, "embed", low),
@@ -74,12 +71,7 @@ def mla_spec(config: ModelConfig) -> Mla:
     key_rope=matrix(config.d_model, "embed", sizes.rope_dim),
     key_up=matrix(sizes.kv_lora, "latent", heads, sizes.nope_dim),
     value_up=matrix(sizes.kv_lora, "latent", heads, sizes.value_dim),
-    out=ParamSpec(
-      (heads, sizes.value_dim, config.d_model),
-      ("heads", "head_dim", "embed"),
-      config.param_dtype,
-      scale=config.init_scale * config.residual_scale * (heads * sizes.value_dim) ** -0.5,
-    ),
+    out=matrix_spec(config, back, ("heads", "head_dim", "embed")),
   )
 
 

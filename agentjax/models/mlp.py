@@ -9,7 +9,8 @@ from jaxtyping import Float
 
 from agentjax.models.config import Activation, ModelConfig
 from agentjax.models.linear import linear
-from agentjax.models.spec import ParamSpec, Weight
+from agentjax.models.matrices import matrix_spec
+from agentjax.models.spec import Weight
 
 Array = jax.Array
 
@@ -25,21 +26,11 @@ class Mlp:
 
 def mlp_spec(config: ModelConfig, width: int) -> Mlp:
   """Abstract parameters of a block of hidden width ``width``."""
-  into = ParamSpec(
-    (config.d_model, width),
-    ("embed", "mlp"),
-    config.param_dtype,
-    scale=config.init_scale * config.d_model**-0.5,
-  )
+  into = matrix_spec(config, (config.d_model, width), ("embed", "mlp"))
   return Mlp(
     up=into,
     gate=None if config.mlp_activation == "relu2" else into,
-    down=ParamSpec(
-      (width, config.d_model),
-      ("mlp", "embed"),
-      config.param_dtype,
-      scale=config.init_scale * config.residual_scale * width**-0.5,
-    ),
+    down=matrix_spec(config, (width, config.d_model), ("mlp", "embed")),
   )
 
 

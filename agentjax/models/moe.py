@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import flax.struct
@@ -14,6 +13,7 @@ from agentjax.models.config import ModelConfig
 from agentjax.models.expert_parallel import sharded_sum
 from agentjax.models.experts import Experts, of_tokens, weighted_sum
 from agentjax.models.linear import linear
+from agentjax.models.matrices import matrix_spec
 from agentjax.models.mlp import Mlp, mlp, mlp_spec
 from agentjax.models.spec import ParamSpec, Weight
 
@@ -81,20 +81,11 @@ def moe_spec(config: ModelConfig) -> Moe:
   latent, inner = config.latent_size, config.latent_size or config.d_model
   axis = "latent" if latent else "embed"
   routed = experts + config.zero_experts
-  out_scale = config.init_scale * config.residual_scale
-  into = ParamSpec(
-    (experts, inner, width),
-    ("experts", axis, "expert_mlp"),
-    config.param_dtype,
-    scale=config.init_scale * inner**-0.5,
-  )
-  down = ParamSpec(
-    (config.d_model, latent),
-    ("embed", None),
-    config.param_dtype,
-    scale=config.init_scale * config.d_model**-0.5,
-  )
-  up = ParamSpec((latent, config.d_model), (None, "embed"), config.param_dtype)
+  into = matrix_spec(config, (experts, inner, width), ("experts", axis, "expert_mlp"))
+
+  def between(size: int, of: str | None, to: int, name: str | None) -> ParamSpec | None:
+    return matrix_spec(config, (size, to), (of, name)) if latent else None
+
   return Moe(
     router=ParamSpec(
       (config.d_model, routed),
@@ -108,14 +99,9 @@ def moe_spec(config: ModelConfig) -> Moe:
     ),
     expert_up=into,
     expert_gate=into if config.mlp_activation != "relu2" else None,
-    expert_down=ParamSpec(
-      (experts, width, inner),
-      ("experts", "expert_mlp", axis),
-      config.param_dtype,
-      scale=(config.init_scale if latent else out_scale) * width**-0.5,
-    ),
-    latent_down=down if latent else None,
-    latent_up=dataclasses.replace(up, scale=out_scale * latent**-0.5) if latent else None,
+    expert_down=matrix_spec(config, (experts, width, inner), ("experts", "expert_mlp", axis)),
+    latent_down=between(config.d_model, "embed", latent, None),
+    latent_up=between(latent, None, config.d_model, "embed"),
     expert_scale=ParamSpec((routed,), (None,), init="ones", decayed=False, wide=True)
     if config.expert_scale
     else None,

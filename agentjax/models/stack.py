@@ -18,6 +18,7 @@ from agentjax.models.attend import Sight
 from agentjax.models.blocks import KINDS, BlockKind, BlockReport, Rows, StreamKind
 from agentjax.models.config import ModelConfig, MtpConfig
 from agentjax.models.linear import LINEAR
+from agentjax.models.matrices import matrix_spec
 from agentjax.models.moe import Moe, Routing, bias_change
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.passes import Section, pass_kind
@@ -195,12 +196,7 @@ def _mtp_spec(config: ModelConfig, mtp: MtpConfig) -> MtpLayer:
   layer = MtpLayer(
     token_norm=norm,
     hidden_norm=norm,
-    join=ParamSpec(
-      (2 * config.d_model, config.d_model),
-      ("embed", None),
-      config.param_dtype,
-      scale=config.init_scale * (2 * config.d_model) ** -0.5,
-    ),
+    join=matrix_spec(config, (2 * config.d_model, config.d_model), ("embed", None)),
     blocks=tuple(KINDS[kind].spec(config) for kind in mtp.pattern),
     final_norm=norm,
   )

@@ -51,21 +51,22 @@ def token_coefficients(
       "other modes take none."
     )
   if mode == "token_mean":
-    return _divide(weights, jnp.sum(weights))
+    return divide(weights, jnp.sum(weights))
   totals = sequence_sum(weights, segment_ids, num_sequences)
   live = jnp.sum(totals > 0).astype(weights.dtype)
   if mode == "sequence_mean_token_mean":
-    return _divide(weights, live * broadcast_to_tokens(totals, segment_ids))
+    return divide(weights, live * broadcast_to_tokens(totals, segment_ids))
   if mode == "sequence_mean_token_sum":
-    return _divide(weights, live)
+    return divide(weights, live)
   if constant is not None:
-    return _divide(weights, live * constant)
+    return divide(weights, live * constant)
   raise ValueError(
     f'mode={mode!r}; allowed: "token_mean", "sequence_mean_token_mean", '
     '"sequence_mean_token_sum", "constant".'
   )
 
 
-def _divide(numerator: Array, denominator: Array) -> Array:
+def divide(numerator: Array, denominator: Array) -> Array:
+  """The quotient; 0 where the denominator is not positive."""
   positive = denominator > 0
   return jnp.where(positive, numerator / jnp.where(positive, denominator, 1), 0)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import Config, PositiveFloat, Range
+from agentjax.objectives.aggregation import divide
 from agentjax.objectives.value_loss import bernoulli_value_loss
 from agentjax.schedules import Scheduled
 
@@ -72,7 +73,7 @@ def implicit_prm_loss(
   r"""``-(o log s(beta s) + (1 - o) log(1 - s(beta s)))`` with ``s = sum_t (log pi - log pi_ref)``.
 
   It is trained only on outcomes o in 0..1; afterwards ``beta (log pi - log pi_ref)`` of a token is
-  its process reward (``rewards.process.log_ratio_rewards``).
+  its process reward (``recipes.prime``).
 
   References:
     Yuan et al., 2412.01981 (implicit PRM); Cui et al., 2502.01456 (PRIME).
@@ -110,7 +111,7 @@ def preference_advantages(
   rewards = jnp.where(valid, rewards, 0)
   log_ratios = jnp.where(valid, log_ratios, 0)
   if config.form == "outcome":
-    shares = _over(valid.astype(log_ratios.dtype), count)
+    shares = divide(valid.astype(log_ratios.dtype), count)
     right = (log_ratios > 0) == (rewards > 0.5)
 
     def loss(sums: Array) -> Array:
@@ -121,8 +122,8 @@ def preference_advantages(
     together = (groups[:, None] == groups) & valid[:, None] & valid
     pairs = (together & (rewards[:, None] > rewards)).astype(log_ratios.dtype)
     per_group = jax.ops.segment_sum(pairs.sum(1), jnp.where(valid, groups, 0), groups.shape[0])
-    shares = _over(pairs, per_group[jnp.where(valid, groups, 0)][:, None])
-    shares = _over(shares, jnp.sum(per_group > 0).astype(shares.dtype))
+    shares = divide(pairs, per_group[jnp.where(valid, groups, 0)][:, None])
+    shares = divide(shares, jnp.sum(per_group > 0).astype(shares.dtype))
     difference = log_ratios[:, None] - log_ratios
     right = difference > 0
 
@@ -139,7 +140,3 @@ def preference_advantages(
     "preference/accuracy": jnp.sum(shares * right),
     "preference/margin": jnp.sum(shares * margin),
   }
-
-
-def _over(numerator: Array, denominator: Array) -> Array:
-  return jnp.where(denominator > 0, numerator / jnp.where(denominator > 0, denominator, 1), 0)

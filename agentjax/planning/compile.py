@@ -32,6 +32,7 @@ from agentjax.sharding import (
   replicated,
   shardings,
   split_rows,
+  with_shardings,
 )
 from agentjax.signals.critic import critic_spec
 from agentjax.signals.teacher import TeacherHead, TeacherTargets
@@ -272,17 +273,17 @@ def _plan_publication(
   sources = jax.tree.leaves(cast.results)
   specs = jax.tree.leaves(sent.specs, is_leaf=lambda v: isinstance(v, jax.P))
   targets = [jax.sharding.NamedSharding(route.mesh, s) for s in specs or [jax.P()] * len(shapes)]
-  given = _placed(shapes, [reordered(source, route.mesh) for source in sources])
+  given = with_shardings(shapes, [reordered(source, route.mesh) for source in sources])
   plans, beside = [], []
   for part in portions(shapes, route.width):
     plans.append(
       _compile(reshard_program(tuple(targets[part])), (tuple(given[part]),), {}, 0, capacity)
     )
-    kept = bytes_a_device(_placed(shapes[part], targets[part])) if route.direct else 0
+    kept = bytes_a_device(with_shardings(shapes[part], targets[part])) if route.direct else 0
     beside.append(plans[-1].peak - kept)
-  parts = {f"cast {sent.name}": bytes_a_device(_placed(shapes, sources))}
+  parts = {f"cast {sent.name}": bytes_a_device(with_shardings(shapes, sources))}
   if route.direct:
-    parts[f"lane's {sent.name}"] = bytes_a_device(_placed(shapes, targets))
+    parts[f"lane's {sent.name}"] = bytes_a_device(with_shardings(shapes, targets))
   peak = sum(parts.values()) + max(beside)
   fixed = [plan.fixed for plan in plans if plan.fixed is not None]
   cost = functools.reduce(ProgramCost.plus, fixed) if len(fixed) == len(plans) else None
@@ -548,12 +549,6 @@ def _abstract_head(experiment: Experiment, mesh: jax.sharding.Mesh) -> TeacherHe
   spec = models.ParamSpec((model.d_model, model.vocab_size), ("embed", "vocab"))
   weight: Any = jax.ShapeDtypeStruct(spec.shape, model.param_dtype, sharding=shardings(spec, mesh))
   return TeacherHead(weight, softcap)
-
-
-def _placed(shapes: Any, placements: Any) -> Any:
-  return jax.tree.map(
-    lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, placements
-  )
 
 
 def bytes_a_device(tree: Any) -> int:

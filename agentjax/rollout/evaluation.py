@@ -6,10 +6,11 @@ import collections
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from agentjax.config import Config, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from agentjax.engine.config import SamplingConfig
 from agentjax.rewards import RewardGraph
 from agentjax.rollout import keys
@@ -19,41 +20,41 @@ from agentjax.rollout.statistics import RolloutStatistics, rollout_statistics
 from agentjax.trajectory.record import Reward, Task, Trajectory
 
 
-@dataclasses.dataclass(frozen=True)
-class EvaluationPlan:
-  """What an evaluation measures.
+@dataclasses.dataclass(unsafe_hash=True)
+class HeldOutConfig(Config):
+  """What is measured on held-out tasks, and when.
 
   Attributes:
-    samples: n, sampled episodes per task; 0 for greedy ones only.
-    pass_at: values k of pass@k, each in 1..samples.
-    greedy: whether every task also runs once at temperature 0.
+    tasks: how many held-out tasks are used, from the first on; 0 switches evaluation off.
+    every: RL steps between greedy evaluations while training; 0 for before and after only.
+    interleaved: evaluations run beside the next step, with the weights that it begins with and
+      behind its episodes, instead of stopping the run. They give the results that they would have
+      given, in that step's row, with ``eval/step``. That of the last step has no next one, and
+      stands for that of the step before. Snapshots of ``config.seats`` play as in the next step.
+    samples: episodes a task at ``temperature``, behind pass@k and avg@k; 0 leaves only greedy.
+    pass_at: the k of pass@k, each at most ``samples``.
+    temperature: of the samples.
     success_part: reward part that tells success; "" means the total reward.
     success_threshold: an episode succeeds where that reward is at least this.
-    resamples: bootstrap resamples of the tasks.
-    confidence: coverage of the intervals, in (0, 1).
+    resamples, confidence: of the bootstrap intervals.
   """
 
-  samples: int
-  pass_at: tuple[int, ...] = ()
-  greedy: bool = True
+  tasks: NonNegativeInt = 64
+  every: NonNegativeInt = 0
+  interleaved: bool = False
+  samples: NonNegativeInt = 4
+  pass_at: tuple[int, ...] = (4,)
+  temperature: PositiveFloat = 1.0
   success_part: str = "exact_match"
   success_threshold: float = 1.0
-  resamples: int = 1000
-  confidence: float = 0.95
+  resamples: PositiveInt = 1000
+  confidence: Annotated[float, Range(0, 1, above=True, below=True)] = 0.95
 
-  def __post_init__(self) -> None:
-    if self.samples < 0 or (self.samples == 0 and not self.greedy):
-      raise ValueError(
-        f"samples={self.samples} with greedy={self.greedy} measures nothing; allowed: "
-        "samples >= 1, or samples=0 with greedy=True."
-      )
-    if not all(1 <= k <= self.samples for k in self.pass_at):
-      raise ValueError(f"pass_at={self.pass_at}; allowed: values in 1..samples={self.samples}.")
-    if self.resamples < 1 or not 0.0 < self.confidence < 1.0:
-      raise ValueError(
-        f"resamples={self.resamples}, confidence={self.confidence}; allowed: resamples >= 1, "
-        "confidence in (0, 1)."
-      )
+  def validate(self, path: str = "config.evaluation") -> None:
+    super().validate(path)
+    require = self.requirements(path)
+    for k in self.pass_at if self.samples else ():
+      require(1 <= k <= self.samples, "pass_at", f"1 to samples ({self.samples})")
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -185,7 +186,7 @@ class EvaluationReport:
 
 
 class Episodes(NamedTuple):
-  """What an evaluation played, in the order of addresses; either may be empty."""
+  """What an evaluation played, in the order of addresses; ``sampled`` may be empty."""
 
   greedy: list[Trajectory]
   sampled: list[Trajectory]
@@ -197,7 +198,7 @@ async def play(
   player: Player,
   make_environment: MakeEnvironment,
   rewards: RewardGraph,
-  plan: EvaluationPlan,
+  plan: HeldOutConfig,
   step: int,
   program: EpisodeProgram = tool_episode,
 ) -> Episodes:
@@ -227,7 +228,7 @@ async def play(
     )
 
   return Episodes(
-    await run(1, SamplingConfig(temperature=0.0)) if plan.greedy else [],
+    await run(1, SamplingConfig(temperature=0.0)),
     await run(plan.samples, player.sampling) if plan.samples else [],
   )
 
@@ -237,7 +238,7 @@ def summarise(
   greedy: Sequence[Trajectory],
   sampled: Sequence[Trajectory],
   *,
-  plan: EvaluationPlan,
+  plan: HeldOutConfig,
   tool_names: Collection[str],
   seed: int,
   step: int,
@@ -297,7 +298,7 @@ def summarise(
   )
 
 
-def _successes(trajectories: Sequence[Trajectory], plan: EvaluationPlan) -> dict[int, list[bool]]:
+def _successes(trajectories: Sequence[Trajectory], plan: HeldOutConfig) -> dict[int, list[bool]]:
   """Success of every valid episode, by task id."""
   successes: dict[int, list[bool]] = collections.defaultdict(list)
   for trajectory in trajectories:

@@ -47,7 +47,7 @@ from agentjax.engine.request import (
   SampleRequest,
 )
 from agentjax.faults import FAULT, Boundary, Fault, Owner, describe, fault_of
-from agentjax.places import Clock, owned_by, wait_within
+from agentjax.places import Clock, TooSlow, owned_by, run_within
 from agentjax.rollout import keys
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.seats import (
@@ -303,11 +303,9 @@ class Episode:
 
   async def _snapshot(self) -> bytes | None:
     """The environment's state; None where it failed to give it, which is logged."""
-    environment, config = self._environment, self.player.config
-    timeout, grace = config.environment_timeout, config.cancel_grace
+    environment = self._environment
     try:
-      with Clock() as clock:
-        state = await _bounded(lambda: take_snapshot(environment), timeout, grace, clock)
+      state = await self._bounded(lambda: take_snapshot(environment))
     except Exception as error:
       # It may well go on.
       _log.warning("nobody can go on from %s at this turn", self.address, exc_info=error)
@@ -602,12 +600,8 @@ class Episode:
   async def close(self) -> None:
     """Frees the contexts and the environment; never raises for what the environment does."""
     close_seats(self._seats)
-    config = self.player.config
     try:
-      with Clock() as clock:
-        await _bounded(
-          self._environment.close, config.environment_timeout, config.cancel_grace, clock
-        )
+      await self._bounded(self._environment.close)
     except Exception as error:
       _log.warning("the environment of %s failed to close", self.address, exc_info=error)
       self._close_error = describe(error)
@@ -699,9 +693,8 @@ class Episode:
     at = Boundary.STEP if what == "step" else Boundary.RESET
     clock = Clock()
     try:
-      with clock:
-        answer = await _bounded(call, timeout, config.cancel_grace, clock)
-    except _TooSlow as slow:
+      answer = await self._bounded(call, timeout, clock)
+    except TooSlow as slow:
       if timeout < config.environment_timeout:
         message = f"rollout.episode_timeout={config.episode_timeout:g} s ran out in {what}()"
         raise EpisodeEnd(Status.TRUNCATED, message) from slow
@@ -719,6 +712,18 @@ class Episode:
       message = f"{what}() returned {type(answer).__name__} instead of {kind.__name__}"
       raise self._failed(message, Fault(Owner.INFRASTRUCTURE, "environment", message), None)
     return answer
+
+  async def _bounded(
+    self,
+    call: Callable[[], Awaitable[T]],
+    timeout: float | None = None,
+    clock: Clock | None = None,
+  ) -> T:
+    """``await call()`` of the environment, within its own time-out or a shorter one."""
+    config = self.player.config
+    seconds = config.environment_timeout if timeout is None else timeout
+    with clock or Clock() as own:
+      return await run_within(call, seconds, own, grace=config.cancel_grace, name="an environment")
 
   def _failed(self, message: str, fault: Fault, error: Exception | None) -> EpisodeEnd:
     _log.warning("environment of %s: %s", self.address, message, exc_info=error)
@@ -823,55 +828,6 @@ async def run_episode(
     finally:
       await episode.close()
   return episode.build(ended.status, ended.reason, ended.fault)
-
-
-class _TooSlow(Exception):
-  """A call did not end in time."""
-
-  def __init__(self, timeout: float):
-    super().__init__(f"took longer than {timeout:g} s")
-
-
-async def _bounded(
-  call: Callable[[], Awaitable[T]], timeout: float, grace: float, clock: Clock
-) -> T:
-  """``await call()``, or _TooSlow after ``timeout`` seconds of ``clock``, even if it ignores
-  cancellation."""
-
-  async def run() -> T:
-    return await call()
-
-  task = asyncio.ensure_future(run())
-  try:
-    # Not wait_for: it waits for ever if a coroutine ignores its cancellation.
-    done = await wait_within(task, timeout, clock)
-  except asyncio.CancelledError:
-    await _abandon(task, grace)
-    raise
-  if not done:
-    await _abandon(task, grace)
-    raise _TooSlow(timeout)
-  if task.cancelled():
-    raise RuntimeError("it cancelled itself")
-  return task.result()
-
-
-_left_behind: set[asyncio.Task[Any]] = set()  # asyncio itself holds tasks by weak references only
-
-
-async def _abandon(task: asyncio.Task[Any], grace: float) -> None:
-  _left_behind.add(task)
-  task.add_done_callback(_forget)
-  task.cancel()
-  await asyncio.wait({task}, timeout=grace)
-  if not task.done():
-    _log.warning("an environment ignored its cancellation for %g s and is left behind", grace)
-
-
-def _forget(task: asyncio.Task[Any]) -> None:
-  _left_behind.discard(task)
-  if not task.cancelled():
-    task.exception()  # read, so that asyncio does not report it as lost
 
 
 @contextlib.contextmanager

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import os
-import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from agentjax.rewards.formula import TERMS
 from agentjax.rewards.graph import ENDED, RewardGraph
@@ -15,7 +13,6 @@ from agentjax.rewards.monitor import FINDINGS
 from agentjax.rollout.program import ENVIRONMENT_REWARD
 from agentjax.rollout.scoring import score
 from agentjax.trajectory.record import MONTE_CARLO, Reward, Status, Task, Trajectory
-from agentjax.trajectory.store import StoreWriter
 
 
 async def rescore(
@@ -62,25 +59,6 @@ async def rescore(
 
   await asyncio.gather(*map(run, groups))
   return fresh
-
-
-def write_store(path: str | os.PathLike[str], trajectories: Iterable[Trajectory]) -> None:
-  """Writes a store of ``trajectories`` at ``path``, completely or not at all; an old one is
-  replaced."""
-  target = pathlib.Path(path)
-  target.parent.mkdir(parents=True, exist_ok=True)
-  beside = target.with_name(f".{target.name}.{os.getpid()}")
-  beside.unlink(missing_ok=True)
-  try:
-    writer = StoreWriter(beside)
-    try:
-      for trajectory in trajectories:
-        writer.append_trajectory(trajectory)
-    finally:
-      writer.close()
-    os.replace(beside, target)
-  finally:
-    beside.unlink(missing_ok=True)
 
 
 def compare(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-from agentjax.config import ConfigError, FilePath, check
+from agentjax.config import ConfigError, FilePath, NonNegativeInt, PositiveFloat, check
 from agentjax.engine.engine import Engine
 from agentjax.names import Choice
 from agentjax.rollout.seats import SeatPlayer
@@ -64,12 +64,8 @@ class SnapshotSeat(SeatConfig):
     of: name of the policy, "policy" or one that another seat trains.
   """
 
-  every: int = 10
+  every: NonNegativeInt = 10
   of: str = POLICY
-
-  def validate(self, path: str = "seat") -> None:
-    super().validate(path)
-    check(self.every >= 0, f"{path}.every", self.every, ">= 0")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -117,7 +113,7 @@ class TrainedSeat(SeatConfig):
   start: Literal["policy", "random", "checkpoint"] = "policy"
   path: FilePath | None = None
   of: str = POLICY
-  learning_rate: float | None = None
+  learning_rate: PositiveFloat | None = None
 
   def validate(self, path: str = "seat") -> None:
     super().validate(path)
@@ -133,8 +129,6 @@ class TrainedSeat(SeatConfig):
       "path",
       f"{wanted} with start={self.start!r}",
     )
-    rate = self.learning_rate
-    check(rate is None or rate > 0, f"{path}.learning_rate", rate, "> 0, or none")
 
 
 def policy_names(seats: Mapping[str, SeatConfig]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from agentjax.sharding.fingerprint import fingerprint
 from agentjax.sharding.layout import (
   LOGICAL_AXES,
   batch_sharding,
-  batch_shardings,
   constrain,
   fitting_spec,
   partition_spec,
@@ -14,6 +13,7 @@ from agentjax.sharding.layout import (
   split_rows,
   time_multiple,
   upload,
+  with_shardings,
 )
 from agentjax.sharding.mesh import MESH_AXES, MeshConfig, make_mesh
 from agentjax.sharding.order import dispatching, in_order
@@ -24,7 +24,6 @@ __all__ = [
   "MESH_AXES",
   "MeshConfig",
   "batch_sharding",
-  "batch_shardings",
   "constrain",
   "dispatching",
   "fingerprint",
@@ -43,4 +42,5 @@ __all__ = [
   "upload",
   "ways",
   "whole",
+  "with_shardings",
 ]

@@ -154,21 +154,11 @@ def split_rows(tree: Any, rows: int) -> Any:
   return jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), tree)
 
 
-def batch_shardings(batch: Any, mesh: Mesh) -> Any:
-  """Shardings of a tree of packed arrays: [B, T, ...] as ``batch_sharding``, [N] and [] replicated.
-
-  Raises:
-    ValueError: rows or time that do not divide, naming the array.
-  """
-
-  def place(path: tuple[Any, ...], value: Any) -> NamedSharding:
-    if value.ndim < 2:
-      return replicated(mesh)
-    name = f"batch{jax.tree_util.keystr(path)}"
-    axes = ("batch", "time", *[None] * (value.ndim - 2))
-    return NamedSharding(mesh, partition_spec(axes, value.shape, mesh, name=name))
-
-  return jax.tree_util.tree_map_with_path(place, batch)
+def with_shardings(shapes: Any, targets: Any) -> Any:
+  """Shapes and dtypes of a tree of arrays, with the shardings of a tree like it."""
+  return jax.tree.map(
+    lambda x, target: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=target), shapes, targets
+  )
 
 
 def constrain(x: Array, axes: Sequence[str | None], *, name: str) -> Array:

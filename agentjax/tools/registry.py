@@ -18,7 +18,7 @@ import referencing.exceptions
 import referencing.jsonschema
 
 from agentjax.faults import Boundary, Fault, Owner, describe, fault_of
-from agentjax.places import Clock, wait_within
+from agentjax.places import Clock, TooSlow, run_within
 from agentjax.tools.hooks import intercept
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 from agentjax.trajectory.artifacts import ArtifactStore
@@ -75,7 +75,6 @@ class ToolRegistry:
     self._timeout = timeout
     self._retries = retries
     self._grace = grace
-    self._left_behind: set[asyncio.Task[ToolResult]] = set()
     for tool in tools:
       if not _NAME.fullmatch(tool.name):
         raise ToolSchemaError(
@@ -201,19 +200,20 @@ class ToolRegistry:
     if left <= 0:
       return _timeout(call, context)
     tool = self._tools[call.name]
-    task = asyncio.ensure_future(_invoke(tool, call, dataclasses.replace(context, timeout=left)))
+    within = dataclasses.replace(context, timeout=left)
     try:
-      # Not wait_for: it would wait for ever if a tool ignores its cancellation.
-      done = await wait_within(task, context.timeout, clock)
-    except asyncio.CancelledError:
-      await self._abandon(task, call.name)
-      raise
-    if not done:
-      await self._abandon(task, call.name)
+      result = await run_within(
+        lambda: tool(dict(call.arguments), within),
+        context.timeout,
+        clock,
+        grace=self._grace,
+        name=f"tool {call.name}",
+      )
+    except TooSlow:
       return _timeout(call, context)
-    if task.cancelled():
-      return _failed(f"tool {call.name} cancelled itself")
-    if error := task.exception():
+    except asyncio.CancelledError:
+      raise
+    except BaseException as error:
       _log.warning("tool %s raised", call.name, exc_info=error)
       fault = fault_of(error, Boundary.TOOL)
       if _names_no_file(call.arguments, error):
@@ -221,25 +221,9 @@ class ToolRegistry:
       if not fault.masks:
         return _error(f"{call.name} cannot do this: {fault.detail}")
       return _failed(f"tool {call.name} raised {fault.detail}", fault)
-    result = task.result()
     if not isinstance(result, ToolResult):
       return _failed(f"tool {call.name} returned {type(result).__name__} instead of a ToolResult")
     return result
-
-  async def _abandon(self, task: asyncio.Task[ToolResult], name: str) -> None:
-    task.cancel()
-    await asyncio.wait({task}, timeout=self._grace)
-    if task.done():
-      if not task.cancelled():
-        task.exception()  # read, so that asyncio does not report it as lost
-      return
-    _log.warning("tool %s ignored its cancellation for %g s and is left behind", name, self._grace)
-    self._left_behind.add(task)
-    task.add_done_callback(self._left_behind.discard)
-
-
-async def _invoke(tool: Tool, call: ToolCall, context: ToolContext) -> ToolResult:
-  return await tool(dict(call.arguments), context)
 
 
 def _validator(tool: Tool) -> jsonschema.Draft202012Validator:

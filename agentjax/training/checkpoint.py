@@ -28,7 +28,7 @@ from agentjax.config import Config, ConfigError, PositiveInt, differing_fields
 from agentjax.files import CheckpointError
 from agentjax.models import ModelConfig, Params, abstract, param_specs
 from agentjax.models.lora import LoraConfig
-from agentjax.sharding import dispatching, fingerprint
+from agentjax.sharding import dispatching, fingerprint, with_shardings
 from agentjax.training import processes
 from agentjax.training.state import Network, Weights, merged_policy, network_specs
 from agentjax.trajectory.record import POLICY
@@ -483,11 +483,9 @@ def load_whole_policy(path: pathlib.Path, placed: Any = None, policy: str = POLI
   lora = LoraConfig.from_dict(identity["lora"]).freeze() if "lora" in identity else None
   here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
-  def target(specs: Any, placed: Any) -> Any:
-    def leaf(shape: jax.ShapeDtypeStruct, sharding: Any = here) -> jax.ShapeDtypeStruct:
-      return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
-
-    return jax.tree.map(leaf, abstract(specs), *([] if placed is None else [placed]))
+  def target(specs: Any, where: Any) -> Any:
+    shapes = abstract(specs)
+    return with_shardings(shapes, jax.tree.map(lambda _: here, shapes) if where is None else where)
 
   if fingerprints is not None:
     critic = "value" in fingerprints

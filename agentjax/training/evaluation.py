@@ -10,9 +10,6 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-from jax.sharding import NamedSharding
-
 from agentjax.config import ConfigError
 from agentjax.engine import Engine
 from agentjax.models import Params, param_specs
@@ -20,15 +17,15 @@ from agentjax.models.huggingface import is_folder, load_pretrained
 from agentjax.models.spec import abstract
 from agentjax.rollout.evaluation import (
   Episodes,
-  EvaluationPlan,
   EvaluationReport,
+  HeldOutConfig,
   play,
   summarise,
 )
 from agentjax.rollout.seat_config import SnapshotSeat, TrainedSeat, policy_names, trained_seats
 from agentjax.rollout.seats import SeatPlayer
 from agentjax.rollout.viewer import write_trajectories
-from agentjax.sharding import make_mesh, shardings
+from agentjax.sharding import make_mesh, shardings, with_shardings
 from agentjax.threads import LoopThread
 from agentjax.training import processes
 from agentjax.training.bank import PolicyBank
@@ -103,7 +100,7 @@ class Evaluation:
     engine: Engine,
     runner: LoopThread,
     step: int,
-    plan: EvaluationPlan,
+    plan: HeldOutConfig,
     seats: Mapping[str, SeatPlayer] | None = None,
     measured: str = POLICY,
     *,
@@ -216,9 +213,8 @@ def evaluate_checkpoint(
     bank.publish(0, lambda name: policy if folder else load_snapshot(parts, path, name, policy))
     stack.callback(lambda: runner.run(parts.close()))
     runner.run(parts.start())
-    plan = settings.plan(settings.samples)
     engine.publish(policy, step + 1)
-    report = Evaluation(parts, engine, runner, step, plan, bank.seats, measured).report()
+    report = Evaluation(parts, engine, runner, step, settings, bank.seats, measured).report()
   if samples_file is not None and processes.is_first():
     write_trajectories(
       samples_file,
@@ -272,7 +268,7 @@ def _target(parts: Parts, specs: Any) -> Any:
   """What parameters of these specs are restored to: the mesh of the updates."""
   experiment = parts.experiment
   mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
-  return jax.tree.map(_with_sharding, abstract(specs), shardings(specs, mesh))
+  return with_shardings(abstract(specs), shardings(specs, mesh))
 
 
 def _whole(parts: Parts, path: pathlib.Path, networks: Weights) -> Params:
@@ -282,7 +278,3 @@ def _whole(parts: Parts, path: pathlib.Path, networks: Weights) -> Params:
     return networks.policy
   reference = load_reference(path, _target(parts, param_specs(parts.model)))
   return full_policy(networks, reference, lora)
-
-
-def _with_sharding(leaf: jax.ShapeDtypeStruct, placed: NamedSharding) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed)

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import pathlib
-from typing import Annotated, Literal
+from typing import Literal
 
 from agentjax.config import (
   Config,
@@ -17,7 +17,6 @@ from agentjax.config import (
   NonNegativeInt,
   PositiveFloat,
   PositiveInt,
-  Range,
   Table,
   check,
 )
@@ -33,7 +32,7 @@ from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.preference import PreferenceConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout.config import RolloutConfig
-from agentjax.rollout.evaluation import EvaluationPlan
+from agentjax.rollout.evaluation import HeldOutConfig
 from agentjax.rollout.guards import GuardsConfig
 from agentjax.rollout.guards.interface import strings
 from agentjax.rollout.schedule import ScheduleConfig
@@ -323,54 +322,6 @@ class RLStage(AuxiliaryConfig):
         "at least one with objective.distillation, but for form 'sampled' or 'top_k', keep=1 and "
         f"overlap_top_k=0 on stored {path}.rollouts",
       )
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class HeldOutConfig(Config):
-  """What is measured on held-out tasks, and when.
-
-  Attributes:
-    tasks: how many held-out tasks are used, from the first on; 0 switches evaluation off.
-    every: RL steps between greedy evaluations while training; 0 for before and after only.
-    interleaved: evaluations run beside the next step, with the weights that it begins with and
-      behind its episodes, instead of stopping the run. They give the results that they would have
-      given, in that step's row, with ``eval/step``. That of the last step has no next one, and
-      stands for that of the step before. Snapshots of ``config.seats`` play as in the next step.
-    samples: episodes a task at ``temperature``, behind pass@k and avg@k; 0 leaves only greedy.
-    pass_at: the k of pass@k, each at most ``samples``.
-    temperature: of the samples.
-    success_part: reward part that tells success; "" means the total reward.
-    success_threshold: an episode succeeds where that reward is at least this.
-    resamples, confidence: of the bootstrap intervals.
-  """
-
-  tasks: NonNegativeInt = 64
-  every: NonNegativeInt = 0
-  interleaved: bool = False
-  samples: NonNegativeInt = 4
-  pass_at: tuple[int, ...] = (4,)
-  temperature: PositiveFloat = 1.0
-  success_part: str = "exact_match"
-  success_threshold: float = 1.0
-  resamples: PositiveInt = 1000
-  confidence: Annotated[float, Range(0, 1, above=True, below=True)] = 0.95
-
-  def validate(self, path: str = "config.evaluation") -> None:
-    super().validate(path)
-    require = self.requirements(path)
-    for k in self.pass_at if self.samples else ():
-      require(1 <= k <= self.samples, "pass_at", f"1 to samples ({self.samples})")
-
-  def plan(self, samples: int) -> EvaluationPlan:
-    """The measurement with ``samples`` episodes a task; 0 for greedy only."""
-    return EvaluationPlan(
-      samples=samples,
-      pass_at=self.pass_at if samples else (),
-      success_part=self.success_part,
-      success_threshold=self.success_threshold,
-      resamples=self.resamples,
-      confidence=self.confidence,
-    )
 
 
 @dataclasses.dataclass(unsafe_hash=True)

@@ -119,7 +119,7 @@ def set_field(
     node, where = _enter(node, part, hint, f"{where}.{part}", argument), f"{where}.{part}"
     held = table_type(hint)
   hint, where = held or _hint(node, parts[-1], where), f"{where}.{parts[-1]}"
-  value = _Parser(hint, where).parse(text)
+  value = _parse(hint, text, where)
   if isinstance(node, Table):
     node[parts[-1]] = value
   else:
@@ -203,47 +203,38 @@ def _field_flags(argv: list[str], name: str) -> Iterator[tuple[str, list[str], s
     yield argument, word.split(".")[1:], text
 
 
-class _Parser:
-  """Parses a flag's text as any of the alternatives of a type hint."""
+def _parse(hint: Any, text: str, path: str) -> Any:
+  """A flag's text as any of the alternatives of a type hint."""
+  for option in _alternatives(hint):
+    try:
+      return _parse_as(option, text, path)
+    except ConfigError:
+      raise
+    except ValueError:
+      continue
+  raise ConfigError(f"{path}={text!r}; allowed: {describe_hint(hint)}.")
 
-  def __init__(self, hint: Any, path: str):
-    self._hint, self._path = hint, path
 
-  def parse(self, text: str) -> Any:
-    for option in _alternatives(self._hint):
-      try:
-        return self._as(text, option)
-      except ConfigError:
-        raise
-      except ValueError:
-        continue
-    raise ConfigError(f"{self._path}={text!r}; allowed: {describe_hint(self._hint)}.")
-
-  def _as(self, text: str, option: Any) -> Any:
-    if option is type(None):
-      if text.lower() in _NOTHING:
-        return None
+def _parse_as(option: Any, text: str, path: str) -> Any:
+  words: dict[str, Any] | None = None
+  if option is type(None):
+    words, text = dict.fromkeys(_NOTHING), text.lower()
+  elif option is bool:
+    words, text = {"true": True, "1": True, "false": False, "0": False}, text.lower()
+  elif typing.get_origin(option) is typing.Literal:
+    words = {str(value): value for value in typing.get_args(option)}
+  if words is not None:
+    if text not in words:
       raise ValueError(text)
-    if typing.get_origin(option) is typing.Literal:
-      for value in typing.get_args(option):
-        if text == str(value):
-          return value
+    return words[text]
+  if typing.get_origin(option) is tuple:
+    parts = [p.strip() for p in text.strip("()[] ").split(",") if p.strip()]
+    return tuple(_parse(typing.get_args(option)[0], part, path) for part in parts)
+  if isinstance(option, type) and issubclass(option, Config):
+    if text.lower() in _NOTHING:
       raise ValueError(text)
-    if typing.get_origin(option) is tuple:
-      inner = _Parser(typing.get_args(option)[0], self._path)
-      parts = [p.strip() for p in text.strip("()[] ").split(",") if p.strip()]
-      return tuple(inner.parse(p) for p in parts)
-    if isinstance(option, type) and issubclass(option, Config):
-      if text.lower() in _NOTHING:
-        raise ValueError(text)
-      return option.from_name(text, self._path)
-    if option is bool:
-      if text.lower() in ("true", "1"):
-        return True
-      if text.lower() in ("false", "0"):
-        return False
-      raise ValueError(text)
-    return option(text)
+    return option.from_name(text, path)
+  return option(text)
 
 
 def describe_hint(hint: Any) -> str:

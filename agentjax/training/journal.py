@@ -28,6 +28,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from agentjax.files import written_beside
 from agentjax.training import processes
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.recordlog import (
@@ -246,16 +247,11 @@ def _file(path: pathlib.Path, number: int) -> pathlib.Path:
 def _mend(path: pathlib.Path) -> list[str]:
   """Writes the whole records of a damaged journal anew; what was wrong with it."""
   faults: list[StoreError] = []
-  beside = path.with_name(f"{path.name}.new")
-  beside.unlink(missing_ok=True)
-  try:
+  with written_beside(path) as beside:
     with RecordWriter(beside, MAGIC, VERSION) as writer:
       for record in salvage(path, MAGIC, VERSION, faults):
         writer.append(record)
     os.replace(path, path.with_name(f"{path.name}.damaged"))
-    os.replace(beside, path)
-  finally:
-    beside.unlink(missing_ok=True)
   return [f"byte {fault.offset}: {fault.reason}" for fault in faults]
 
 

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from agentjax.config import check
-from agentjax.models import cross_log_probs
 from agentjax.objectives.advantage_function import AdvantageFunction
 from agentjax.objectives.objective import Objective
 from agentjax.rollout.schedule import bound_staleness
@@ -19,14 +18,7 @@ from agentjax.rollout.seat_config import trained_seats
 from agentjax.rollout.statistics import apart
 from agentjax.sharding import make_mesh, row_multiple, time_multiple
 from agentjax.signals.build import SignalBuilder, signal_tools
-from agentjax.signals.signal import (
-  BatchContext,
-  ForUpdate,
-  Signal,
-  StepContext,
-  get_states,
-  set_states,
-)
+from agentjax.signals.signal import BatchContext, ForUpdate, Signal, StepContext
 from agentjax.training.alternation import learners
 from agentjax.training.build import Parts
 from agentjax.training.experiment import PhaseConfig, check_model_features
@@ -142,14 +134,6 @@ class Learner(TrainStates):
       for signal in phase.signals
     }
 
-  def get_signals(self) -> dict[str, Any]:
-    """JSON-able state of the signals, for a checkpoint."""
-    return get_states(self.signals)
-
-  def set_signals(self, states: dict[str, Any]) -> None:
-    """Goes back to what ``get_signals`` gave."""
-    set_states(self.signals, states)
-
   def supervised_step(
     self, state: TrainState, tasks: Sequence[Task]
   ) -> tuple[TrainState, dict[str, float]]:
@@ -212,7 +196,7 @@ class Learner(TrainStates):
         # A later pass may have no token at this step; an optimiser would move on its momentum.
         if i and not one.metrics.get(f"{own.prefix}tokens/weighted", 1):
           continue
-        state, values, log_probs = self._apply(own.update, state, one, i)
+        state, values, log_probs = run_update(own.update, state, one.ready[i], self.mesh)
         if i == 0:
           trainers = trainers or [self._rows.join(log_probs)]
           values |= {
@@ -330,25 +314,6 @@ class Learner(TrainStates):
       return {}
     warn_of_mismatch(report, [one.sequences for one in batches], step, alarm)
     return report.metrics()
-
-  def cross_log_probs(
-    self, state: TrainState, prompts: Sequence[np.ndarray], answers: Sequence[np.ndarray]
-  ) -> np.ndarray:
-    """``models.cross_log_probs`` of the present policy, at the temperature of sampling."""
-    with jax.set_mesh(self.mesh):
-      return cross_log_probs(
-        self.policy(state),
-        self._parts.model,
-        prompts,
-        answers,
-        temperature=self._parts.experiment.rl.sampling.temperature or 1.0,
-      )
-
-  def _apply(
-    self, update: Update, state: TrainState, one: _Prepared, number: int
-  ) -> tuple[TrainState, dict[str, float], jax.Array]:
-    """One update on a batch, of the phase's pass ``number``."""
-    return run_update(update, state, one.ready[number], self.mesh)
 
 
 def _check_mesh(parts: Parts, mesh: jax.sharding.Mesh) -> None:

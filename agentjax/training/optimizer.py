@@ -184,9 +184,9 @@ def scale_masters(state: Any, scales: Any) -> Any:
     return state
 
   def multiply(master: Any, scale: Array | None) -> Any:
-    return master if scale is None or _masked(master) else master * scale
+    return master if scale is None or is_masked(master) else master * scale
 
-  masters = jax.tree.map(multiply, state.inner_state.masters, scales, is_leaf=_masked)
+  masters = jax.tree.map(multiply, state.inner_state.masters, scales, is_leaf=is_masked)
   return state._replace(inner_state=state.inner_state._replace(masters=masters))
 
 
@@ -249,24 +249,25 @@ def _in_float32(inner: optax.GradientTransformation, *, keep: bool) -> optax.Gra
 
   def update(grads: Any, state: MasterState, params: Any) -> tuple[Any, MasterState]:
     wide = jax.tree.map(
-      lambda m, p: widen(p) if _masked(m) else m, state.masters, params, is_leaf=_masked
+      lambda m, p: widen(p) if is_masked(m) else m, state.masters, params, is_leaf=is_masked
     )
     changes, inner_state = inner.update(grads, state.inner, wide)
     masters = jax.tree.map(
-      lambda m, c: m if _masked(m) else m + c, state.masters, changes, is_leaf=_masked
+      lambda m, c: m if is_masked(m) else m + c, state.masters, changes, is_leaf=is_masked
     )
     # The difference of two narrow numbers: adding it to the one gives the other exactly.
     changes = jax.tree.map(
-      lambda m, c, p: c if _masked(m) else widen(m.astype(p.dtype)) - widen(p),
+      lambda m, c, p: c if is_masked(m) else widen(m.astype(p.dtype)) - widen(p),
       masters,
       changes,
       params,
-      is_leaf=_masked,
+      is_leaf=is_masked,
     )
     return changes, MasterState(masters, inner_state)
 
   return optax.GradientTransformation(init, update)
 
 
-def _masked(value: Any) -> bool:
+def is_masked(value: Any) -> bool:
+  """Leaf test for ``jax.tree`` functions: what an optimiser leaves alone has no state."""
   return isinstance(value, optax.MaskedNode)

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -15,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from absl import logging
 from rich.console import Console
 
@@ -23,8 +23,10 @@ from agentjax.config import ConfigError, check
 from agentjax.data import TaskIterator
 from agentjax.engine import SamplingConfig
 from agentjax.files import write_atomically
+from agentjax.models import cross_log_probs
 from agentjax.models.lora import merge_adapters
 from agentjax.models.spec import count
+from agentjax.names import load
 from agentjax.objectives.advantage_function import AdvantageFunction, check_own
 from agentjax.objectives.custom_loss import LossFunction
 from agentjax.objectives.objective import policy_objective
@@ -45,17 +47,13 @@ from agentjax.rollout.statistics import (
 from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.sharding import dispatching, fingerprint, in_order
+from agentjax.signals.signal import get_states, set_states
 from agentjax.threads import LoopThread
 from agentjax.training import compilation, processes
 from agentjax.training.bank import PolicyBank
 from agentjax.training.build import Extensions, build_parts
 from agentjax.training.checkpoint import CheckpointStore
-from agentjax.training.diagnostics import (
-  CollapseMonitor,
-  answer_pairs,
-  collapse_metrics,
-  mutual_information,
-)
+from agentjax.training.diagnostics import CollapseMonitor, collapse_metrics
 from agentjax.training.evaluation import Evaluation, build_engines
 from agentjax.training.experiment import Experiment, own_names, resolve
 from agentjax.training.extended import ALL_PARTS, Extended, describe, use_recorded
@@ -89,6 +87,7 @@ from agentjax.trajectory.seats import agent_metrics, learning_views, policy_of
 from agentjax.trajectory.store import from_record, to_record
 from agentjax.world.world import World
 
+_INFORMATION = "agentjax.recipes.information:information"
 _COLUMNS = {
   "reward/mean": "reward",
   "eval/greedy": "held-out success",
@@ -643,23 +642,18 @@ class _Session:
     config = self.experiment.rl.diagnostics
     if not config.information_every or (step - self.first_rl_step) % config.information_every:
       return {}
-    metrics: dict[str, float] = {}
-    for name, turns in (("first_turn", "first"), ("any_turn", "any")):
-      pairs = answer_pairs(
-        sampled,
-        config,
-        turns=turns,  # type: ignore[arg-type]
-        seed=self.experiment.seed + step,
-        decode=self.parts.tokenizer.decode,
+    estimate = load(_INFORMATION, "config.rl.diagnostics.information_every", "what estimates it")
+    with self._alone_on_devices(), jax.set_mesh(self.learner.mesh):
+      score = functools.partial(
+        cross_log_probs,
+        self.learner.policy(state),
+        self.parts.model,
+        temperature=self.experiment.rl.sampling.temperature or 1.0,
       )
-      if pairs is None:
-        continue
-      with self._alone_on_devices():
-        cross = self.learner.cross_log_probs(state, pairs.prompts, pairs.answers)
-      lengths = np.array([len(answer) for answer in pairs.answers])
-      metrics |= mutual_information(cross, pairs.own, lengths).metrics(name)
-      smooth = f"information/{name}_z_score_smoothed"
-      metrics[smooth] = monitor.smoothed(smooth, metrics[f"information/{name}_z_score"])
+      seed, decode = self.experiment.seed + step, self.parts.tokenizer.decode
+      metrics: dict[str, float] = estimate(sampled, config, seed=seed, decode=decode, score=score)
+    for name in [name for name in metrics if name.endswith("_z_score")]:
+      metrics[f"{name}_smoothed"] = monitor.smoothed(f"{name}_smoothed", metrics[name])
     return metrics
 
   def _take(self, step: int, count: int) -> list[Trajectory]:
@@ -774,7 +768,7 @@ class _Session:
       "stream": None if stream is None else stream.plain,
       "evaluations": self.evaluations,
       "ended": self.ended,
-      "signals": self.learner.get_signals(),
+      "signals": get_states(self.learner.signals),
       "schedules": list(self.learner.scheduled.states.items()),
       "world": base64.b64encode(self.parts.world.get_state()).decode(),
     }
@@ -821,7 +815,7 @@ class _Session:
         "made by an earlier release; go on with that one, or begin anew in another --workdir, with "
         "the checkpoint as config.start_from."
       )
-    self.learner.set_signals(host["signals"])
+    set_states(self.learner.signals, host["signals"])
     self.learner.scheduled.states = dict(host.get("schedules", [[0, {}]]))
     self.parts.world.set_state(base64.b64decode(host["world"]))
     self.evaluations = host["evaluations"]
@@ -898,7 +892,7 @@ class _Session:
       self.engine,
       self.runner,
       step,
-      settings.plan(settings.samples if name else 0),
+      settings if name else dataclasses.replace(settings, samples=0),
       self.bank.seats,
       background=settings.interleaved,
     )

@@ -16,7 +16,8 @@ import optax
 from agentjax.models import ModelConfig, init, param_specs, value_specs
 from agentjax.models.lora import LoraConfig, adapt, init_lora, lora_specs, merge_lora
 from agentjax.models.spec import abstract, init_params
-from agentjax.sharding import replicated, shardings
+from agentjax.sharding import replicated, shardings, with_shardings
+from agentjax.training.optimizer import is_masked
 
 Array = jax.Array
 
@@ -168,11 +169,7 @@ class StateSpec:
   def abstract(self) -> TrainState:
     """Shapes, dtypes and shardings of what ``create`` makes, without making it."""
     shapes = jax.eval_shape(self._build, jax.random.key(0), None)
-    return jax.tree.map(
-      lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-      shapes,
-      self.placed,
-    )
+    return with_shardings(shapes, self.placed)
 
   def begin_stage(self, state: TrainState, key: Array) -> TrainState:
     """State at the start of a stage: fresh optimiser, reference set to the present policy.
@@ -229,11 +226,11 @@ def network_shardings(
   opt_shapes = jax.eval_shape(optimizer.init, abstract(specs))
   opt_shardings = optax.tree_utils.tree_map_params(
     optimizer.init,
-    lambda moment, sharding: moment if _masked(moment) else sharding,
+    lambda moment, sharding: moment if is_masked(moment) else sharding,
     opt_shapes,
     placed,
     transform_non_params=lambda _: everywhere,
-    is_leaf=_masked,
+    is_leaf=is_masked,
   )
   return Network(placed, opt_shardings)
 
@@ -257,7 +254,3 @@ def _begin(
 
 def _fresh(weights: Weights, optimizer: optax.GradientTransformation | None) -> Network:
   return Network(weights, None if optimizer is None else optimizer.init(weights))
-
-
-def _masked(value: Any) -> bool:
-  return isinstance(value, optax.MaskedNode)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from agentjax.models import Params
 from agentjax.models.huggingface import load_pretrained
@@ -58,22 +59,17 @@ class TrainStates:
   ):
     experiment = parts.experiment
     self._parts, self.mesh, self._lora = parts, mesh, experiment.lora
-    stages = (experiment.supervised, experiment.rl)
     critic = bool(phases) and experiment.rl.has_value_head
     reference = any(phase.objective.needs_reference for phase in phases)
     reference = reference or any(s.needs_reference for s in experiment.rl.every_signal)
     specs = network_specs(parts.model, critic, self._lora)
-    steps = (experiment.supervised.steps, optimizer_steps(experiment))
-    names = ("supervised", "rl")
-    settings = [stage.optimizer for stage in stages]
-    self._schedules = {  # by stage and policy
-      (name, POLICY): learning_rate_schedule(chosen, count)
-      for name, chosen, count in zip(names, settings, steps, strict=True)
-    }
-    self.optimizers = {
-      name: build_optimizer(chosen, count, specs)
-      for name, chosen, count in zip(names, settings, steps, strict=True)
-    }
+    self._schedules: dict[tuple[str, str], optax.Schedule] = {}  # by stage and policy
+    self.optimizers: dict[str, optax.GradientTransformation] = {}  # by stage
+    steps = {"supervised": experiment.supervised.steps, "rl": optimizer_steps(experiment)}
+    for stage, count in steps.items():
+      chosen = getattr(experiment, stage).optimizer
+      self._schedules[stage, POLICY] = learning_rate_schedule(chosen, count)
+      self.optimizers[stage] = build_optimizer(chosen, count, specs)
     self.trained = trained_seats(experiment.seats) if experiment.rl.steps else {}
     self.policy_optimizers = {POLICY: self.optimizers["rl"]}
     for name, seat in self.trained.items():

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from absl import logging
 
 from agentjax.config import ConfigError
 from agentjax.data import TaskIterator
-from agentjax.files import CheckpointError
+from agentjax.files import CheckpointError, check_empty, written_beside
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.rollout.keys import Address
 from agentjax.rollout.stream import StreamState
@@ -28,7 +27,7 @@ from agentjax.training import processes
 from agentjax.training.build import Parts
 from agentjax.training.experiment import RLStage
 from agentjax.trajectory.record import Trajectory
-from agentjax.trajectory.store import StoreWriter, read_store
+from agentjax.trajectory.store import read_store, write_store
 
 _EPISODES, _MANIFEST, _FORMAT = "episodes.log", "manifest.json", 3
 WRITTEN_BY = "agentjax recipes.lightning_opd.distill"  # the command, for messages
@@ -78,14 +77,6 @@ class Manifest:
         )
 
 
-def check_empty(folder: str | os.PathLike[str]) -> pathlib.Path:
-  """The folder as a path; CheckpointError where something is in it."""
-  target = pathlib.Path(folder).absolute()
-  if target.exists() and (not target.is_dir() or any(target.iterdir())):
-    raise CheckpointError(f"{target} is there already and not empty; give a new directory.")
-  return target
-
-
 def write_episodes(
   folder: str | os.PathLike[str], trajectories: Iterable[Trajectory], manifest: Manifest
 ) -> None:
@@ -94,20 +85,11 @@ def write_episodes(
   Raises:
     CheckpointError: the folder is in use.
   """
-  target = check_empty(folder)
-  beside = target.with_name(f".{target.name}.{os.getpid()}")
-  try:
-    beside.mkdir(parents=True)
-    with StoreWriter(beside / _EPISODES) as writer:
-      for trajectory in trajectories:
-        writer.append_trajectory(trajectory)
+  with written_beside(check_empty(folder)) as beside:
+    beside.mkdir()
+    write_store(beside / _EPISODES, trajectories)
     values = {"format": _FORMAT, **dataclasses.asdict(manifest)}
     (beside / _MANIFEST).write_text(json.dumps(values, indent=2) + "\n")
-    if target.exists():
-      target.rmdir()
-    beside.rename(target)
-  finally:
-    shutil.rmtree(beside, ignore_errors=True)
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from agentjax.files import written_beside
 from agentjax.trajectory.columns import core_fields
 from agentjax.trajectory.record import (
   AGENT,
@@ -105,6 +106,14 @@ class StoreWriter(RecordWriter):
   def append_trajectory(self, trajectory: Trajectory) -> int:
     """Writes one trajectory; ``flush`` makes it durable. Returns its byte offset."""
     return self.append(to_record(trajectory))
+
+
+def write_store(path: str | os.PathLike[str], trajectories: Iterable[Trajectory]) -> None:
+  """Writes a store of ``trajectories`` at ``path``, completely or not at all; an old one is
+  replaced."""
+  with written_beside(path) as beside, StoreWriter(beside) as writer:
+    for trajectory in trajectories:
+      writer.append_trajectory(trajectory)
 
 
 def read_store(path: str | os.PathLike[str], *, recover_tail: bool = False) -> Iterator[Trajectory]:

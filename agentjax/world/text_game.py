@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, NonNegativeFloat, PositiveInt
 from agentjax.text.answers import read_tagged_answer
 from agentjax.trajectory.record import Message, Reward, Status, Task
 from agentjax.world.environment import Action, Environment, Observation, Step
@@ -39,17 +39,11 @@ class TurnConfig(Config):
     format_penalty: subtracted in a turn without any action that could be read.
   """
 
-  max_turns: int = 5
-  max_actions: int = 10
-  actions_per_turn: int = 5
+  max_turns: PositiveInt = 5
+  max_actions: PositiveInt = 10
+  actions_per_turn: PositiveInt = 5
   tags: bool = True
-  format_penalty: float = 0.1
-
-  def validate(self, path: str = "turns") -> None:
-    super().validate(path)
-    for name in ("max_turns", "max_actions", "actions_per_turn"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
-    check(self.format_penalty >= 0, f"{path}.format_penalty", self.format_penalty, ">= 0")
+  format_penalty: NonNegativeFloat = 0.1
 
 
 class TextGame(Environment):

@@ -217,7 +217,7 @@ def test_the_proportional_rule_brings_the_wanted_number_of_routed_experts(config
     ({"num_expert_groups": 4}, "experts_per_token=3.*at most the 2 experts that a token can reach"),
     ({"zero_experts": 2, "latent_size": 4}, "zero_experts=2.*0 with a latent_size"),
     ({"active_experts": 4.0}, "active_experts=4.0.*at most experts_per_token=3"),
-    ({"expert_capacity": 0.0}, "expert_capacity=0.0.*None, or above 0"),
+    ({"expert_capacity": 0.0}, "expert_capacity=0.0; allowed: > 0 or none"),
   ],
   ids=str,
 )

@@ -9,9 +9,10 @@ import math
 import numpy as np
 import pytest
 
+from agentjax.config import ConfigError
 from agentjax.rewards import Formula, RewardGraph
 from agentjax.rollout import keys
-from agentjax.rollout.evaluation import EvaluationPlan, bootstrap, pass_at_k
+from agentjax.rollout.evaluation import HeldOutConfig, bootstrap, pass_at_k, summarise
 from agentjax.trajectory.record import Reward
 from tests.rollout.conftest import REGISTRY, REWARDS, evaluate, make_player, make_task, question
 from tests.rollout.scripted_engine import ScriptedEngine, say
@@ -95,7 +96,7 @@ def report_on(engine, tasks=TASKS, *, plan, rewards=REWARDS, step=9, seed=7, mak
 
 
 def test_a_report_says_what_was_solved():
-  report = report_on(solver(), plan=EvaluationPlan(samples=4, pass_at=(1, 2, 4)))
+  report = report_on(solver(), plan=HeldOutConfig(samples=4, pass_at=(1, 2, 4)))
   assert report.overall.greedy.mean == 0.5
   assert report.overall.average.mean == pytest.approx((4 + 3 + 2 + 1) / 16)
   assert report.overall.pass_at[1].mean == pytest.approx((4 + 3 + 2 + 1) / 16)
@@ -120,7 +121,7 @@ def test_in_the_background_its_contexts_stand_behind_those_of_all_training():
 
   opened, engine = [], Queue(lambda address, turn: say("#### 4"))
   player = dataclasses.replace(make_player(engine), background=True)
-  plan = EvaluationPlan(samples=0)
+  plan = HeldOutConfig(samples=0)
   asyncio.run(
     evaluate(
       TASKS, player=player, make_environment=question, rewards=REWARDS, plan=plan,
@@ -132,7 +133,7 @@ def test_in_the_background_its_contexts_stand_behind_those_of_all_training():
 
 
 def test_a_report_becomes_flat_metrics_and_json():
-  report = report_on(solver(), plan=EvaluationPlan(samples=4, pass_at=(2,)))
+  report = report_on(solver(), plan=HeldOutConfig(samples=4, pass_at=(2,)))
   metrics = report.metrics()
   assert metrics["greedy"] == 0.5 and metrics["greedy_low"] <= 0.5 <= metrics["greedy_high"]
   assert metrics["avg@4"] == pytest.approx(10 / 16)
@@ -146,10 +147,12 @@ def test_a_report_becomes_flat_metrics_and_json():
 
 
 def test_either_kind_of_episode_can_be_left_out():
-  greedy = report_on(solver(), plan=EvaluationPlan(samples=0))
+  greedy = report_on(solver(), plan=HeldOutConfig(samples=0))
   assert greedy.overall.average is None and greedy.sampled_statistics is None
   assert set(greedy.estimates(greedy.overall)) == {"greedy"}
-  sampled = report_on(solver(), plan=EvaluationPlan(samples=2, pass_at=(2,), greedy=False))
+  plan = HeldOutConfig(samples=2, pass_at=(2,))
+  episodes = report_on(solver(), plan=plan).sampled_trajectories
+  sampled = summarise(TASKS, [], episodes, plan=plan, tool_names=REGISTRY.schemas, seed=7, step=9)
   assert sampled.overall.greedy is None
   assert set(sampled.estimates(sampled.overall)) == {"avg@2", "pass@2"}
 
@@ -162,7 +165,7 @@ def test_masked_episodes_are_left_out_and_counted():
 
   report = report_on(
     solver(),
-    plan=EvaluationPlan(samples=4, pass_at=(2,), success_part="judge"),
+    plan=HeldOutConfig(samples=4, pass_at=(2,), success_part="judge"),
     rewards=RewardGraph({"judge": judge}, Formula("judge")),
   )
   assert report.masked == 4
@@ -174,7 +177,7 @@ def test_masked_episodes_are_left_out_and_counted():
 def test_an_evaluation_without_a_verdict_has_none():
   report = report_on(
     solver(),
-    plan=EvaluationPlan(samples=2, pass_at=(2,), success_part=""),
+    plan=HeldOutConfig(samples=2, pass_at=(2,), success_part=""),
     rewards=RewardGraph({"judge": _unreachable}, Formula("judge")),
   )
   assert report.masked == 12
@@ -189,7 +192,7 @@ def test_success_is_read_from_the_part_even_where_the_total_is_invalid():
   rewards = RewardGraph(
     {"exact_match": lambda t, task: float(t.answer == "4"), "style": _unreachable}, Formula("style")
   )
-  report = report_on(solver(), plan=EvaluationPlan(samples=0), rewards=rewards)
+  report = report_on(solver(), plan=HeldOutConfig(samples=0), rewards=rewards)
   assert report.overall.greedy.mean == 0.5 and report.masked == 0
 
 
@@ -199,42 +202,42 @@ def _unreachable(trajectory, task):
 
 def test_an_unknown_success_part_is_refused():
   with pytest.raises(ValueError, match="success_part='match'.*allowed: exact_match, or ''"):
-    report_on(solver(), plan=EvaluationPlan(samples=0, success_part="match"))
+    report_on(solver(), plan=HeldOutConfig(samples=0, success_part="match"))
 
 
 def test_the_total_reward_may_tell_success():
-  report = report_on(solver(), plan=EvaluationPlan(samples=0, success_part=""))
+  report = report_on(solver(), plan=HeldOutConfig(samples=0, success_part=""))
   assert report.overall.greedy.mean == 0.5
 
 
 def test_an_evaluation_draws_with_keys_of_its_own():
   engine = solver()
-  report_on(engine, plan=EvaluationPlan(samples=2, greedy=False))
+  report_on(engine, plan=HeldOutConfig(samples=2))
   for address, turn, request in engine.requests:
     training = keys.turn_key(7, address, turn)
     assert list(request.key_data) != training.tolist()
 
 
 def test_the_same_evaluation_gives_the_same_report():
-  plan = EvaluationPlan(samples=4, pass_at=(2,))
+  plan = HeldOutConfig(samples=4, pass_at=(2,))
   first, again = (report_on(solver(), plan=plan) for _ in range(2))
   assert first.overall == again.overall and first.breakdown == again.breakdown
 
 
 def test_an_evaluation_of_nothing_is_refused():
   with pytest.raises(ValueError, match="at least one task"):
-    report_on(solver(), [], plan=EvaluationPlan(samples=1))
+    report_on(solver(), [], plan=HeldOutConfig(samples=1))
 
 
 @pytest.mark.parametrize(
   "settings",
   [
-    {"samples": 0, "greedy": False},
     {"samples": 2, "pass_at": (3,)},
-    {"samples": 2, "resamples": 0},
-    {"samples": 2, "confidence": 1.0},
+    {"samples": -1},
+    {"samples": 2, "pass_at": (2,), "resamples": 0},
+    {"samples": 2, "pass_at": (2,), "confidence": 1.0},
   ],
 )
 def test_a_plan_that_measures_nothing_sensible_is_refused(settings):
-  with pytest.raises(ValueError, match="allowed:"):
-    EvaluationPlan(**settings)
+  with pytest.raises(ConfigError, match="allowed:"):
+    HeldOutConfig(**settings).validate()

@@ -15,7 +15,7 @@ import pytest
 from agentjax import models
 from agentjax.engine import Engine, EngineConfig, SamplingConfig
 from agentjax.rollout.config import RolloutConfig
-from agentjax.rollout.evaluation import EvaluationPlan
+from agentjax.rollout.evaluation import HeldOutConfig
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
 from agentjax.text.chat import MarkedChat
@@ -224,7 +224,7 @@ def test_an_evaluation_is_repeatable_to_the_bit(engine):
         player=make_player(engine),
         make_environment=lambda task: Eager(REGISTRY, max_turns=9),
         rewards=REWARDS,
-        plan=EvaluationPlan(samples=2, pass_at=(2,), resamples=50),
+        plan=HeldOutConfig(samples=2, pass_at=(2,), resamples=50),
         tool_names=REGISTRY.schemas,
         step=12,
       )

@@ -86,7 +86,7 @@ def compare_model(mesh: jax.sharding.Mesh) -> None:
   expected = step(params, *rows)
   split = jax.device_put(params, sharding.shardings(models.param_specs(CONFIG), mesh))
   with jax.set_mesh(mesh):
-    split_rows = jax.device_put(rows, sharding.batch_shardings(rows, mesh))
+    split_rows = jax.device_put(rows, sharding.batch_sharding(mesh))
     compiled = step.lower(split, *split_rows).compile()
     values = compiled(split, *split_rows)
   wanted = jax.tree_util.tree_leaves_with_path(expected)

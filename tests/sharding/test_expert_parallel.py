@@ -52,7 +52,7 @@ def run(params, x, segments, config):
 
 def on_mesh(mesh, params, x, segments, config):
   params = jax.device_put(params, sharding.shardings(moe_module.moe_spec(config), mesh))
-  x, segments = jax.device_put((x, segments), sharding.batch_shardings((x, segments), mesh))
+  x, segments = jax.device_put((x, segments), sharding.batch_sharding(mesh))
   with jax.set_mesh(mesh):
     return run(params, x, segments, config)
 

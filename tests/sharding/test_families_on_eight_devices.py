@@ -74,7 +74,7 @@ def compare(name: str) -> None:
   step = jax.jit(jax.value_and_grad(loss))
   expected, expected_gradients = step(params, *rows)
   split = jax.device_put(params, sharding.shardings(models.param_specs(config), mesh))
-  rows = jax.device_put(rows, sharding.batch_shardings(rows, mesh))
+  rows = jax.device_put(rows, sharding.batch_sharding(mesh))
   with jax.set_mesh(mesh):
     value, gradients = step(split, *rows)
   matrices = [w for w in jax.tree.leaves(split.groups) if w.ndim > 2]

@@ -36,7 +36,7 @@ def compare(config: models.ModelConfig, mesh: jax.sharding.Mesh) -> None:
   step = jax.jit(jax.value_and_grad(loss))
   expected, wanted = step(params, *rows)
   placed = jax.device_put(params, sharding.shardings(models.param_specs(config), mesh))
-  rows = jax.device_put(rows, sharding.batch_shardings(rows, mesh))
+  rows = jax.device_put(rows, sharding.batch_sharding(mesh))
   with jax.set_mesh(mesh):
     value, gradients = step(placed, *rows)
   np.testing.assert_allclose(value, expected, rtol=2e-5, atol=2e-5)

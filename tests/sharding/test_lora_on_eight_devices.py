@@ -40,7 +40,7 @@ def check_gradients() -> None:
     split = jax.device_put(adapters, sharding.shardings(lora_specs(specs, _LORA), mesh))
     placed = jax.device_put(params, sharding.shardings(specs, mesh))
     with jax.set_mesh(mesh):
-      found = step(split, placed, jax.device_put(rows, sharding.batch_shardings(rows, mesh)), adapt)
+      found = step(split, placed, jax.device_put(rows, sharding.batch_sharding(mesh)), adapt)
     for ours, expected in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
       np.testing.assert_allclose(ours, expected, atol=2e-4 * (1 + np.abs(expected).max()))
 

@@ -71,7 +71,7 @@ def compare(mesh_config: sharding.MeshConfig) -> None:
 
   placements = sharding.shardings(models.param_specs(CONFIG), mesh)
   split = jax.device_put(params, placements)
-  rows = jax.device_put(rows, sharding.batch_shardings(rows, mesh))
+  rows = jax.device_put(rows, sharding.batch_sharding(mesh))
   with jax.set_mesh(mesh):
     (_, values), gradients = step(split, *rows)
 

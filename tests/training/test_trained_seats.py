@@ -21,7 +21,7 @@ from agentjax.rollout.seat_config import (
 )
 from agentjax.sharding import fingerprint
 from agentjax.signals.critic import CriticConfig
-from agentjax.signals.signal import Signal, SignalConfig
+from agentjax.signals.signal import Signal, SignalConfig, get_states, set_states
 from agentjax.training import Extensions, Run
 from agentjax.training.alternation import AlternateConfig, learners
 from agentjax.training.checkpoint import load_whole_policy
@@ -280,9 +280,9 @@ def test_each_policy_has_its_own_signals_and_shares_programs_where_it_can(tmp_pa
     session.train()
     learner = session.learner
     drawn = drawn_tokens(episodes_of(tmp_path))
-    assert learner.get_signals() == {"count": drawn["policy"], f"{WHITE}.count": drawn[WHITE]}
-    learner.set_signals({f"{WHITE}.count": 7})
-    assert learner.get_signals() == {"count": drawn["policy"], f"{WHITE}.count": 7}
+    assert get_states(learner.signals) == {"count": drawn["policy"], f"{WHITE}.count": drawn[WHITE]}
+    set_states(learner.signals, {f"{WHITE}.count": 7})
+    assert get_states(learner.signals) == {"count": drawn["policy"], f"{WHITE}.count": 7}
     own, other = (learner._phases[name][0].passes for name in ("policy", WHITE))
     assert own is other and own[0].update._cache_size() == 1
   run = made(tmp_path / "b", steps=1, seats={"white": TrainedSeat(learning_rate=0.5)})

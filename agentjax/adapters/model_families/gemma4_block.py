@@ -26,6 +26,7 @@ from agentjax.models.attention import (
 from agentjax.models.blocks import BlockKind, BlockReport, StreamKind
 from agentjax.models.config import Gemma4Config, ModelConfig
 from agentjax.models.linear import linear
+from agentjax.models.matrices import matrix_spec
 from agentjax.models.mlp import Mlp, mlp, mlp_spec
 from agentjax.models.moe import Moe, Routing, moe, moe_spec
 from agentjax.models.norm import norm_spec, rms_norm
@@ -181,12 +182,7 @@ def gemma_spec(config: ModelConfig, layer: Layer) -> GemmaLayer:
       mlp_out_norm=norm,
     )
   if gemma.per_layer_width:
-    gate = ParamSpec(
-      (config.d_model, gemma.per_layer_width),
-      ("embed", "mlp"),
-      config.param_dtype,
-      scale=config.init_scale * config.d_model**-0.5,
-    )
+    gate = matrix_spec(config, (config.d_model, gemma.per_layer_width), ("embed", "mlp"))
     per_layer = PerLayerGate(
       gate=gate,
       up=dataclasses.replace(
@@ -222,12 +218,7 @@ def per_layer_spec(config: ModelConfig) -> PerLayerTable | None:
       config.param_dtype,
       scale=config.init_scale * width**-0.5,
     ),
-    projection=ParamSpec(
-      (config.d_model, blocks, width),
-      ("embed", None, None),
-      config.param_dtype,
-      scale=config.init_scale * config.d_model**-0.5,
-    ),
+    projection=matrix_spec(config, (config.d_model, blocks, width), ("embed", None, None)),
     norm=norm_spec(width, config),
   )
 
@@ -405,29 +396,20 @@ def _attention_spec(config: ModelConfig, layer: Layer) -> GemmaAttention:
   heads = _heads(config, layer)
 
   def projection(count: int, name: str) -> ParamSpec:
-    return ParamSpec(
-      (config.d_model, count, heads.width),
-      ("embed", name, "head_dim"),
-      config.param_dtype,
-      scale=config.init_scale * config.d_model**-0.5,
-    )
+    shape = (config.d_model, count, heads.width)
+    return matrix_spec(config, shape, ("embed", name, "head_dim"))
 
   norm = norm_spec(heads.width, config)
   key = None if layer.reads else projection(heads.kv_heads, "kv_heads")
   reuses_key = layer.is_global and _settings(config).global_key_is_value
-  width = config.num_heads * heads.width
+  back = (config.num_heads, heads.width, config.d_model)
   return GemmaAttention(
     query=projection(config.num_heads, "heads"),
     query_norm=norm,
     key=key,
     key_norm=None if layer.reads else norm,
     value=None if reuses_key else key,
-    out=ParamSpec(
-      (config.num_heads, heads.width, config.d_model),
-      ("heads", "head_dim", "embed"),
-      config.param_dtype,
-      scale=config.init_scale * config.residual_scale * width**-0.5,
-    ),
+    out=matrix_spec(config, back, ("heads", "head_dim", "embed")),
   )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from agentjax.config import ConfigError, check
-from agentjax.files import CheckpointError
+from agentjax.files import CheckpointError, check_empty, written_beside
 from agentjax.models.config import BUILT_IN, GEMMA_KINDS, ModelConfig
 from agentjax.models.huggingface.families import find_family, model_types
 from agentjax.models.huggingface.files import (
@@ -169,15 +169,13 @@ def save_pretrained(
     CheckpointError: the folder is in use, the params are not of this config, or an array that the
       family has no tensor for is not zero.
   """
-  target = pathlib.Path(directory).absolute()
   known = [kind.name for kind in DTYPES.values()]
   check(dtype is None or dtype in known, "dtype", dtype, f"{', '.join(known)} or None")
   family = family_of(config)
   tensors, zeros = resolve(family, config)
   arrays = leaves(params)
   _check_arrays(arrays, config, zeros, family)
-  if target.exists() and (not target.is_dir() or any(target.iterdir())):
-    raise CheckpointError(f"{target} is there already and not empty; give a new folder.")
+  target = check_empty(directory)
   dtypes = {stored.name: _dtype_name(stored, arrays, dtype) for stored in tensors}
   files = _split_into_files(tensors, dtypes, max_shard_bytes)
   values = _config_json(family, config, dtypes)
@@ -602,9 +600,8 @@ def _write_folder(
   tokenizer_from: str | os.PathLike[str] | None,
 ) -> None:
   """Writes everything to a temporary folder and renames it to ``target``."""
-  beside = target.with_name(f".{target.name}.{os.getpid()}")
-  beside.mkdir(parents=True)
-  try:
+  with written_beside(target) as beside:
+    beside.mkdir()
     for name, group in files.items():
       entries = [(s.name, dtypes[s.name], s.shape) for s in group]
       write_file(beside / name, entries, _gather(group, arrays, dtypes))
@@ -616,9 +613,6 @@ def _write_folder(
     (beside / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n")
     if tokenizer_from is not None:
       copy_companions(pathlib.Path(tokenizer_from), beside)
-    beside.rename(target)
-  finally:
-    shutil.rmtree(beside, ignore_errors=True)
 
 
 def copy_companions(source: pathlib.Path, target: pathlib.Path) -> list[str]:

@@ -81,6 +81,7 @@ def measure(
     pathlib.Path(checkpoint), lambda found: (found, load_policy(parts, found))
   )
   step, result = int(path.name), list[Measured]()
+  plan = dataclasses.replace(settings, samples=0)
   with contextlib.ExitStack() as stack:
     runner = LoopThread()
     stack.callback(runner.close)
@@ -96,7 +97,7 @@ def measure(
       )
       with contextlib.closing(engine):
         engine.publish(policy, step + 1)
-        report = Evaluation(parts, engine, runner, step, settings.plan(0)).report()
+        report = Evaluation(parts, engine, runner, step, plan).report()
         stats = engine.stats
       success = report.overall.greedy
       result.append(Measured(way, success, stats.sampled_tokens, stats.forwards, stats.commits))

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from agentjax.config import ConfigError
+from agentjax.files import check_empty
 from agentjax.models import Params
 from agentjax.models.lora import merge_adapters
 from agentjax.objectives.distillation import DistillationConfig
@@ -27,7 +28,7 @@ from agentjax.training.evaluation import build_engine, load_policy
 from agentjax.training.experiment import Experiment, RLStage, resolve
 from agentjax.training.extended import extensions_of_run
 from agentjax.training.placement import place
-from agentjax.training.stored import Manifest, check_empty, write_episodes
+from agentjax.training.stored import Manifest, write_episodes
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.store import read_store
 

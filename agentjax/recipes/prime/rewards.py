@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from agentjax.config import Config, ConfigError, PositiveFloat, check, differing_fields
 from agentjax.models import ModelConfig, Params
@@ -34,7 +35,6 @@ from agentjax.objectives.segments import (
   turn_units,
   unit_sum,
 )
-from agentjax.rewards.process import log_ratio_rewards
 from agentjax.sharding import replicated
 from agentjax.signals.signal import (
   BatchContext,
@@ -443,6 +443,21 @@ def load_start(
       "which starts from the policy."
     )
   return loaded.params
+
+
+def log_ratio_rewards(
+  log_probs: Float[Any, "*shape"], reference_log_probs: Float[Any, "*shape"], *, beta: float
+) -> Float[Any, "*shape"]:
+  """``beta (log pi - log pi_ref)`` of the tokens taken, nats; of numpy's or jax's arrays.
+
+  With pi a reward model trained on outcomes: implicit process rewards. With pi the policy after and
+  pi_ref the one before reinforcement learning with KL weight beta: progress advantages.
+  """
+  if log_probs.shape != reference_log_probs.shape:
+    raise ValueError(
+      f"log-probs of one shape are needed, got {log_probs.shape} and {reference_log_probs.shape}."
+    )
+  return beta * (log_probs - reference_log_probs)
 
 
 @functools.partial(jax.jit, static_argnames=("beta", "per", "centre"))

@@ -29,10 +29,9 @@ from agentjax.recipes.skillclaw.sessions import (
   read_transcripts,
   sessions_of_episodes,
 )
-from agentjax.rollout.rescoring import write_store
 from agentjax.training.rescoring import read_trajectories
 from agentjax.trajectory.record import Task
-from agentjax.trajectory.store import read_store
+from agentjax.trajectory.store import read_store, write_store
 
 _log = logging.getLogger(__name__)
 
