@@ -1,5 +1,6 @@
 """Whole runs of several processes: figures of one, stopped, killed, delayed, with nothing to do."""
 
+import json
 import shutil
 import signal
 
@@ -71,6 +72,16 @@ def test_four_processes_two_of_them_without_tasks_and_one_late_give_the_figures_
   assert_same_figures(tmp_path / "run", alone, STEPS)
   sizes = {n: f.stat().st_size for n, f in journal_files(tmp_path / "run" / "journal.log").items()}
   assert sizes[2] == sizes[3] == 32 < sizes[1]  # a header and the end mark
+
+
+def test_two_processes_measure_a_checkpoint_together_and_get_the_figures_of_its_run(two):
+  Group(two, 2, measures=True).assert_ended()
+  after = json.loads((two / "report.json").read_text())["after"]
+  for index in range(2):
+    found = json.loads((two / f"measured.{index}.json").read_text())
+    assert {k: v for k, v in found.items() if "seconds" not in k} == {
+      k: after[k] for k in found if "seconds" not in k
+    }
 
 
 @pytest.mark.parametrize("processes", [2, 4])  # two of four have no tasks
