@@ -8,7 +8,8 @@
 ``--checkpoint`` may name a run's directory: its newest checkpoint is used. Or a Hugging Face
 folder, which is then ``config.pretrained``. Every figure comes with a bootstrap confidence interval
 over tasks. ``config.evaluation`` says what is measured; ``--policy`` chooses the policy if
-``config.seats`` trains several.
+``config.seats`` trains several. With ``--distributed`` several processes share the tasks, and the
+first reports; 4 is the exit status where another one failed or is gone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rich.console import Console
 
 from agentjax.command import main
 from agentjax.files import write_atomically
-from agentjax.training.flags import define_config_flag
+from agentjax.training.flags import define_config_flag, define_distributed_flags
 
 _CONFIG = define_config_flag()
 _CHECKPOINT = flags.DEFINE_string(
@@ -35,18 +36,24 @@ _POLICY = flags.DEFINE_string(
 )
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write the report to as well.")
 _SAMPLES = flags.DEFINE_string("samples_file", None, "Text file for readable episodes.")
+_join_others = define_distributed_flags()
 
 
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
+  _join_others()
+  from agentjax.training import processes
   from agentjax.training.evaluation import evaluate_checkpoint
   from agentjax.training.progress import print_table
 
+  with processes.failing_together():
+    report = evaluate_checkpoint(
+      _CONFIG.value, _CHECKPOINT.value, samples_file=_SAMPLES.value, measured=_POLICY.value
+    )
+  if not processes.is_first():
+    return
   console = Console()
-  report = evaluate_checkpoint(
-    _CONFIG.value, _CHECKPOINT.value, samples_file=_SAMPLES.value, measured=_POLICY.value
-  )
   rows = []
   for name, scores in {"all": report.overall, **report.breakdown}.items():
     for measure, estimate in report.estimates(scores).items():

@@ -18,7 +18,7 @@ from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
-from agentjax.training.flags import define_config_flag
+from agentjax.training.flags import define_config_flag, define_distributed_flags
 
 _CONFIG = define_config_flag()
 _WORKDIR = flags.DEFINE_string(
@@ -35,21 +35,13 @@ _ALLOW_CHANGES = flags.DEFINE_bool(
   False,
   "Resume where what the run was extended with (extensions.json) has changed since it began.",
 )
-_DISTRIBUTED = flags.DEFINE_bool(
-  "distributed",
-  False,
-  "One of several processes of one run, started with the same command on "
-  "every host of a pod; --workdir is then on a file system that all of them share.",
-)
+_join_others = define_distributed_flags()
 
 
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  if _DISTRIBUTED.value:
-    import jax
-
-    jax.distributed.initialize()
+  _join_others()
   from agentjax.training.run import Run
 
   console = Console()

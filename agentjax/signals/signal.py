@@ -158,9 +158,12 @@ class Signal:
     adds: columns that it adds. They are registered when the run is built.
     networks: its own, by name; they are part of ``TrainState.networks`` while the stage of
       reinforcement learning lasts, and of its checkpoints.
+    keeps_episodes: it trains on episodes of earlier steps again. Every process then holds all
+      columns of all episodes.
   """
 
   name: ClassVar[str]
+  keeps_episodes: ClassVar[bool] = False
   needs: tuple[str, ...] = ()
   adds: tuple[Column, ...] = ()
   networks: Mapping[str, NetworkSpec] = types.MappingProxyType({})

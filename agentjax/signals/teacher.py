@@ -346,7 +346,7 @@ class Teachers:
         candidates than needed.
     """
     placed = batch if placed is None else placed
-    stored = _stored_columns(settings, batch)
+    stored = _stored_columns(settings, batch, placed)
     if stored is not None:
       return _readable({name: placed.columns[column] for name, column in stored.items()}, settings)
     mesh = self._tools.mesh
@@ -451,19 +451,22 @@ def _spread(
   return {k: place(v, None if others is None else others[k]) for k, v in answers.items()}
 
 
-def _stored_columns(settings: DistillationConfig, batch: Batch) -> dict[str, str] | None:
+def _stored_columns(
+  settings: DistillationConfig, batch: Batch, placed: Batch
+) -> dict[str, str] | None:
   """The stored columns that hold the result of ``make_ask``, by its names; None if none do.
 
   Args:
     settings: what is asked.
-    batch: on the host.
+    batch: on the host; its columns are used.
+    placed: the same with values, on the mesh.
   """
   names = {"log_probs": "teacher_log_probs"}
   if settings.form == "top_k":
     names = {"candidates": "teacher_top_log_probs", "ids": "teacher_top_ids"}
   if settings.needs_live_teacher or not batch.columns.keys() >= set(names.values()):
     return None
-  known = np.asarray(batch.columns[next(iter(names.values()))])
+  known = placed.columns[next(iter(names.values()))]
   if settings.form == "top_k":
     if settings.top_k > known.shape[-1]:
       raise ConfigError(
@@ -471,15 +474,22 @@ def _stored_columns(settings: DistillationConfig, batch: Batch) -> dict[str, str
         "a token were stored; allowed: up to "
         f"{known.shape[-1]}, or store config.rl.rollouts anew with more."
       )
-    known = known[..., : settings.top_k]
-  missing = np.isnan(known.reshape(*batch.token_ids.shape, -1)).any(axis=-1)
-  missing &= np.asarray(batch.weights) > 0
-  if missing.any():
+  missing = int(_missing(known, placed.weights, settings.top_k))
+  if missing:
     raise ConfigError(
-      f"{int(missing.sum())} of the trained tokens have no stored log-prob of a teacher; store "
+      f"{missing} of the trained tokens have no stored log-prob of a teacher; store "
       "config.rl.rollouts anew with its teachers."
     )
   return names
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _missing(known: Array, weights: Array, top_k: int) -> Array:
+  """int32 [], tokens with weight of which no log-prob [B, T] or [B, T, candidates] is known."""
+  unknown = jnp.isnan(known)
+  if known.ndim > 2:
+    unknown = unknown[..., :top_k].any(axis=-1)
+  return jnp.sum(unknown & (weights > 0))
 
 
 @functools.partial(jax.jit, static_argnums=1)

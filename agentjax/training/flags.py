@@ -24,6 +24,8 @@ from agentjax.training.experiment import Experiment, load_experiment
 C = TypeVar("C", bound=Config)
 _NOTHING = ("none", "null")
 
+flags.disclaim_key_flags()  # what is defined here belongs to the module that asks for it
+
 
 def define_config_flag(
   name: str = "config",
@@ -51,6 +53,30 @@ def define_settings_flag(
   """Defines ``--name.field`` flags over settings that come from no file."""
   flag = _TreeFlag(name, None, help_text, flag_values, None, settings)
   return flags.DEFINE_flag(flag, flag_values)
+
+
+def define_distributed_flags() -> Callable[[], None]:
+  """Defines ``--distributed`` and ``--lost_after``; call the result before anything uses jax."""
+  distributed = flags.DEFINE_bool(
+    "distributed",
+    False,
+    "One of several processes that work together, started with the same command on every host of a "
+    "pod. Directories are then on a file system that all of them share.",
+  )
+  lost_after = flags.DEFINE_integer(
+    "lost_after",
+    30,
+    "Seconds without a sign of life after which another process counts as lost.",
+    lower_bound=2,
+  )
+
+  def join() -> None:
+    if distributed.value:
+      import jax
+
+      jax.distributed.initialize(heartbeat_timeout_seconds=lost_after.value)
+
+  return join
 
 
 class _TreeFlag(flags.Flag, Generic[C]):

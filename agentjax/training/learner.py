@@ -16,9 +16,10 @@ from agentjax.objectives.objective import Objective
 from agentjax.rollout.schedule import bound_staleness
 from agentjax.rollout.seat_config import trained_seats
 from agentjax.rollout.statistics import apart
-from agentjax.sharding import make_mesh, row_multiple, time_multiple
+from agentjax.sharding import in_order, make_mesh, row_multiple, time_multiple
 from agentjax.signals.build import SignalBuilder, signal_tools
 from agentjax.signals.signal import BatchContext, ForUpdate, Signal, StepContext
+from agentjax.training import processes
 from agentjax.training.alternation import learners
 from agentjax.training.build import Parts
 from agentjax.training.experiment import PhaseConfig, check_model_features
@@ -35,6 +36,7 @@ from agentjax.training.state import TrainState
 from agentjax.training.states import TrainStates, counted, with_networks
 from agentjax.training.supervised_step import SupervisedSteps
 from agentjax.training.update import Update, make_update
+from agentjax.training.wide_columns import WideColumns
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import PackedSequence, to_sequences, without_prompt
 from agentjax.trajectory.record import POLICY, Task, Trajectory
@@ -95,7 +97,8 @@ class Learner(TrainStates):
     super().__init__(parts, phases, mesh, networks.pop(POLICY), networks)
     stage = experiment.rl
     self.scheduled = ScheduledNumbers(experiment)
-    self._rows = MeshRows(mesh, stage.microbatch_rows)
+    self._wide = WideColumns()
+    self._rows = MeshRows(mesh, stage.microbatch_rows, self._wide)
     self._pack = tools.pack
     score = experiment.likelihood.episodes(parts.model, parts.chat)
     self.score = make_scorer(parts.model, tools.temperature, self._rows, score)
@@ -133,6 +136,16 @@ class Learner(TrainStates):
       for phase in phases
       for signal in phase.signals
     }
+
+  def gather(self, own: Sequence[Trajectory], step: int) -> list[Trajectory]:
+    """Everyone's episodes for ``rl_step``, in the order of their addresses.
+
+    Columns that only devices read stay where they are, unless a signal keeps episodes for later
+    steps.
+    """
+    if any(signal.keeps_episodes for signal in self.signals.values()):
+      return processes.gather_trajectories(own)
+    return self._wide.gather(own, step)
 
   def supervised_step(
     self, state: TrainState, tasks: Sequence[Task]
@@ -255,6 +268,7 @@ class Learner(TrainStates):
     result = []
     for part in parts:
       state, one = self._prepare_batch(phase, state, part, step, policy, factor)
+      in_order([each.placed for each in one.ready])  # the next batch does not depend on it
       result.append(one)
     return state, result, observed
 

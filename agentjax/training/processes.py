@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import os
 import sys
@@ -182,13 +183,73 @@ def exchange(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [record]
   data = encode_record(record)
   sizes = _gather(np.array([len(data)], np.int64)).reshape(-1).tolist()
-  # Few shapes, as each is compiled, and a bound, as every device holds what all exchange at once.
-  width = min(1 << (max(sizes) - 1).bit_length(), _AT_ONCE // len(sizes))
-  padded = np.zeros(-(-max(sizes) // width) * width, np.uint8)
-  padded[: len(data)] = np.frombuffer(data, np.uint8)
-  parts = [_gather(part) for part in padded.reshape(-1, width)]
+  (padded,) = _padded([np.frombuffer(data, np.uint8)], max(sizes))
+  parts = [_gather(part) for part in padded]
   rows = np.concatenate([part.reshape(len(sizes), -1) for part in parts], axis=1)
   return [decode_record(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def send(parts: Sequence[np.ndarray], sizes: np.ndarray) -> list[np.ndarray]:
+  """The bytes that each process has for this one; no other process receives them.
+
+  Args:
+    parts: uint8 [n] for each process.
+    sizes: int [processes, processes], bytes that the first sends to the second. All processes know
+      all of them.
+  """
+  count, own = len(parts), jax.process_index()
+  if not sizes.any():
+    return [np.zeros(0, np.uint8)] * count
+  blocks = [_swap(block) for block in _padded(parts, int(sizes.max())).swapaxes(0, 1)]
+  rows = np.concatenate(blocks, axis=1)
+  return [row[:size] for row, size in zip(rows, sizes[:, own].tolist(), strict=True)]
+
+
+def _padded(parts: Sequence[np.ndarray], largest: int) -> np.ndarray:
+  """[parts, blocks, width]: zeros behind what is shorter than the largest, of all processes.
+
+  There are few widths, as each is compiled, and a bound, as every device holds what all exchange at
+  once.
+  """
+  width = min(1 << (largest - 1).bit_length(), _AT_ONCE // jax.process_count())
+  padded = np.zeros((len(parts), -(-largest // width) * width), np.uint8)
+  for row, part in zip(padded, parts, strict=True):
+    row[: len(part)] = part
+  return padded.reshape(len(parts), -1, width)
+
+
+def _swap(block: np.ndarray) -> np.ndarray:
+  """[processes, width] from each process, of what each has for each, [processes, width]."""
+  count, width = block.shape
+  mesh, program = _swapping()
+  ways = mesh.shape["device"]
+  padded = np.pad(block, ((0, 0), (0, -width % ways)))
+  split = jax.sharding.NamedSharding(mesh, jax.P("process", None, "device"))
+
+  def part(index: Any) -> np.ndarray:
+    return padded[None, :, index[2]]
+
+  wait("swap")
+  with dispatching():  # a program of all devices
+    sent = jax.make_array_from_callback((count, *padded.shape), split, part)
+    shards = program(sent).addressable_shards
+  ordered = sorted(shards, key=lambda shard: shard.index[2].start or 0)
+  return np.concatenate([np.asarray(s.data)[:, 0] for s in ordered], axis=1)[:, :width]
+
+
+@functools.cache
+def _swapping() -> tuple[jax.sharding.Mesh, Callable[[jax.Array], jax.Array]]:
+  """All devices by process, and a program [from, to, width] that moves rows to the second."""
+  devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+  grid = np.array(devices).reshape(jax.process_count(), -1)
+  mesh = jax.sharding.Mesh(grid, ("process", "device"))
+  swap = jax.shard_map(
+    lambda x: jax.lax.all_to_all(x, "process", 1, 0, tiled=True),
+    mesh=mesh,
+    in_specs=jax.P("process", None, "device"),
+    out_specs=jax.P(None, "process", "device"),
+  )
+  return mesh, jax.jit(swap)
 
 
 def gather_trajectories(own: Sequence[Trajectory]) -> list[Trajectory]:

@@ -13,8 +13,9 @@ from agentjax.sharding import batch_sharding, replicated, split_rows, upload
 from agentjax.training.likelihood import ScoreTokens, noise_of
 from agentjax.training.state import Weights
 from agentjax.training.update import make_score
+from agentjax.training.wide_columns import WideColumns
 from agentjax.trajectory.batch import Batch
-from agentjax.trajectory.columns import core_fields, get_column
+from agentjax.trajectory.columns import REFERENCE, core_fields, get_column
 
 Array = jax.Array
 
@@ -29,10 +30,11 @@ class MeshRows:
   Args:
     mesh: that of the updates.
     rows: rows of a micro-batch.
+    wide: values of columns that other processes have.
   """
 
-  def __init__(self, mesh: jax.sharding.Mesh, rows: int):
-    self.mesh = mesh
+  def __init__(self, mesh: jax.sharding.Mesh, rows: int, wide: WideColumns | None = None):
+    self.mesh, self._wide = mesh, wide
     self.whole, self.everywhere = batch_sharding(mesh), replicated(mesh)
     cut = jax.sharding.NamedSharding(mesh, jax.P(None, *self.whole.spec))
     self._split = jax.jit(lambda tree: split_rows(tree, rows), out_shardings=cut)
@@ -46,8 +48,10 @@ class MeshRows:
 
   def place_column(self, name: str, values: Any) -> Array:
     """Values of a column on the mesh; unchanged if they are there already."""
-    target = self.everywhere if get_column(name).level == "sequence" else self.whole
-    return upload(values, target)
+    column = get_column(name)
+    if self._wide is not None and values.dtype == REFERENCE:
+      return self._wide.place(column, values, self.whole)
+    return upload(values, self.everywhere if column.level == "sequence" else self.whole)
 
   def split(self, tree: Any) -> Any:
     """[B, ...] arrays as [M, rows, ...], rows and time sharded as before."""

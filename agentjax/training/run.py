@@ -80,6 +80,7 @@ from agentjax.training.stored import (
   read_manifest,
   warn_of_other_policy,
 )
+from agentjax.training.wide_columns import WideColumns
 from agentjax.training.workdir import keep_settings, keep_sources, open_workdir
 from agentjax.trajectory.record import POLICY, Task, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
@@ -620,7 +621,7 @@ class _Session:
         trajectories = self._take(step, count)
     refused = self.runner.run(stream.take_refused())
     if stage.selection.refill:
-      refused = processes.gather_trajectories(refused)
+      refused = WideColumns().gather(refused, step)  # which is not trained on
     self.runner.run(stream.consume({t.address[:2] for t in (*trajectories, *refused)}))
     sampled = [*trajectories, *refused]
     if settled or stage.selection.rule == "all":
@@ -666,7 +667,7 @@ class _Session:
       raise asyncio.CancelledError
     for trajectory in own:  # those that were not played here, but stored or in a checkpoint
       self.journal.add_trajectory(trajectory)
-    return processes.gather_trajectories(own)
+    return self.learner.gather(own, step)
 
   def _publish(self, step: int, state: TrainState) -> None:
     """Gives the engines the weights that ``step`` begins with."""
@@ -693,7 +694,7 @@ class _Session:
     """What the journal says that ``step`` was trained on."""
     order = self.journal.steps[step].episodes
     own = self.journal.trajectories(set(processes.share(order)).__contains__)
-    episodes = {t.address: t for t in processes.gather_trajectories(list(own.values()))}
+    episodes = {t.address: t for t in self.learner.gather(list(own.values()), step)}
     return [episodes[address] for address in order]
 
   def _record(

@@ -21,6 +21,10 @@ import numpy as np
 
 Level = Literal["token", "turn", "sequence"]
 
+# Stands in the place of the values that another process has: the number of the token (WideColumns).
+REFERENCE = np.dtype([("token", "<u8")])
+NO_REFERENCE = 2**64 - 1
+
 
 class ColumnError(ValueError):
   """An unknown column, or values that it cannot have; names the column."""
@@ -49,6 +53,8 @@ class Column:
       are taken away (``packing.without_prompt``).
     in_loss: losses and advantage functions are given it.
     together: other columns that must be recorded with it.
+    device_only: no code on the host reads its values, which are wide. Of several processes, only
+      those whose devices train a token receive them (``training.wide_columns``).
   """
 
   name: str
@@ -64,6 +70,7 @@ class Column:
   conditional: bool = False
   in_loss: bool = True
   together: tuple[str, ...] = ()
+  device_only: bool = False
 
   def __post_init__(self) -> None:
     if not self.name.isidentifier():
@@ -78,6 +85,11 @@ class Column:
           f"Column.fill=None of {self.name!r} with dtype {dtype}; allowed: a number, as None is "
           "the largest integer."
         )
+    if self.device_only and self.level != "token":
+      raise ColumnError(
+        f"Column.device_only=True of {self.name!r} with level {self.level!r}; allowed: columns of "
+        'tokens (level="token").'
+      )
 
   @functools.cached_property
   def dtypes(self) -> tuple[np.dtype, ...]:
@@ -88,6 +100,8 @@ class Column:
   def fill_value(self, dtype: np.dtype | None = None) -> float | int:
     """What stands for "not known" in an array of ``dtype``, by default the usual one."""
     kind = self.dtypes[0] if dtype is None else dtype
+    if kind == REFERENCE:
+      return NO_REFERENCE
     return int(np.iinfo(kind).max) if self.fill is None else self.fill
 
   @property
@@ -297,6 +311,7 @@ _RECORDED = (
     fill=None,
     conditional=True,
     in_loss=False,
+    device_only=True,
   ),
   Column(
     "branches",
@@ -335,6 +350,7 @@ _RECORDED = (
     conditional=True,
     in_loss=False,
     together=("teacher_top_log_probs",),
+    device_only=True,
   ),
   Column(
     "teacher_top_log_probs",
@@ -345,6 +361,7 @@ _RECORDED = (
     conditional=True,
     in_loss=False,
     together=("teacher_top_ids",),
+    device_only=True,
   ),
 )
 

@@ -1,11 +1,14 @@
 """A signal of your own: a column, a memory on the host, settings; nothing of the core knows it."""
 
 import dataclasses
+import importlib
+import pathlib
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import agentjax
 from agentjax.config import ConfigError, check
 from agentjax.objectives import AdvantageConfig
 from agentjax.objectives.advantage_function import AdvantageChoice
@@ -173,6 +176,18 @@ def test_signals_that_do_not_fit_each_other_are_refused_by_name():
     order_signals([Named("a"), Named("a")])
   with pytest.raises(ColumnError, match="no column 'nowhere'"):
     order_signals([Named("a", ("nowhere",))])
+
+
+def test_signals_that_store_episodes_say_that_they_keep_them():
+  """Else several processes would have references to columns that are gone."""
+  folder, found = pathlib.Path(agentjax.__file__).parent, []
+  for file in folder.rglob("*.py"):
+    if "to_texts(" in (text := file.read_text()) and "(Signal)" in text:
+      name = ".".join(("agentjax", *file.relative_to(folder).with_suffix("").parts))
+      values = vars(importlib.import_module(name)).values()
+      found += [v for v in values if isinstance(v, type) and v.__module__ == name]
+  signals = [one for one in found if issubclass(one, Signal)]
+  assert len(signals) >= 5 and [s for s in signals if not s.keeps_episodes] == []
 
 
 @dataclasses.dataclass(unsafe_hash=True)

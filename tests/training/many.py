@@ -86,6 +86,7 @@ def _main(
   schedule: tuple[object, ...] = ("sync",),
   delay: float = 0.0,
   changes: dict[str, object] | None = None,
+  measures: bool = False,
 ) -> None:
   """Trains; ends with 3 where it was interrupted.
 
@@ -95,6 +96,7 @@ def _main(
     schedule: of ``ScheduleConfig``.
     delay: seconds that the last process sleeps before whatever all do together.
     changes: fields of the experiment, by dotted name.
+    measures: evaluates the newest checkpoint instead, and writes the figures to a file.
   """
   import jax
 
@@ -132,6 +134,12 @@ def _main(
     for one in parts:
       part = getattr(part, one)
     setattr(part, last, value)
+  if measures:
+    from agentjax.training.evaluation import evaluate_checkpoint
+
+    report = evaluate_checkpoint(experiment, directory, extensions=stages.extensions())
+    pathlib.Path(directory, f"measured.{index}.json").write_text(json.dumps(report.metrics()))
+    return
   run = Run(experiment, directory, extensions=stages.extensions(), console=quiet())
   sys.exit(0 if run.train().finished else 3)
 

@@ -1,5 +1,6 @@
 """Whole runs of several processes: figures of one, stopped, killed, delayed, with nothing to do."""
 
+import json
 import shutil
 import signal
 
@@ -14,6 +15,16 @@ from tests.training.stages import fingerprints
 pytestmark = pytest.mark.slow
 STEPS = 4
 INTERLEAVED = {"evaluation.interleaved": True}
+ROUTED = {
+  "model.pattern": "*E",
+  "model.num_experts": 4,
+  "model.experts_per_token": 2,
+  "model.d_expert": 8,
+  "model.d_shared_expert": 8,
+  "rl.replay_experts": True,
+  "rl.minibatches": 2,
+  "evaluation.tasks": 0,
+}
 LOST = (4, -signal.SIGABRT)  # in a program of all, or by jax's heartbeat while the host waits
 
 
@@ -61,6 +72,25 @@ def test_four_processes_two_of_them_without_tasks_and_one_late_give_the_figures_
   assert_same_figures(tmp_path / "run", alone, STEPS)
   sizes = {n: f.stat().st_size for n, f in journal_files(tmp_path / "run" / "journal.log").items()}
   assert sizes[2] == sizes[3] == 32 < sizes[1]  # a header and the end mark
+
+
+def test_two_processes_measure_a_checkpoint_together_and_get_the_figures_of_its_run(two):
+  Group(two, 2, measures=True).assert_ended()
+  after = json.loads((two / "report.json").read_text())["after"]
+  for index in range(2):
+    found = json.loads((two / f"measured.{index}.json").read_text())
+    assert {k: v for k, v in found.items() if "seconds" not in k} == {
+      k: after[k] for k in found if "seconds" not in k
+    }
+
+
+@pytest.mark.parametrize("processes", [2, 4])  # two of four have no tasks
+def test_routers_choices_reach_who_trains_the_tokens_and_the_figures_are_those_of_one(
+  tmp_path, processes
+):
+  Group(tmp_path / "one", 1, changes=ROUTED).assert_ended()
+  Group(tmp_path / "run", processes, 4 // processes, changes=ROUTED).assert_ended()
+  assert_same_figures(tmp_path / "run", tmp_path / "one", STEPS)
 
 
 def test_a_signal_to_one_stops_both_at_the_same_step_and_the_bits_go_on(two, tmp_path):

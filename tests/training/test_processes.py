@@ -18,6 +18,25 @@ def test_two_processes_share_write_agree_and_end(tmp_path, ending):
   _run_together(tmp_path, 2, ending)
 
 
+@pytest.mark.parametrize("command", ["train --workdir=nowhere", "evaluate --checkpoint=nowhere"])
+def test_commands_join_the_others_and_say_when_these_count_as_lost(command):
+  name, *words = command.split()
+  program = (
+    "import jax, sys; jax.distributed.initialize = lambda **kwargs: sys.exit(str(kwargs))\n"
+    f"from agentjax import {name}; from agentjax.command import main; main({name}.run)"
+  )
+  words += ["--config=configs/quickstart.py", "--distributed", "--lost_after=7"]
+  done = subprocess.run(
+    [sys.executable, "-c", program, *words],
+    cwd=_ROOT,
+    env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert "{'heartbeat_timeout_seconds': 7}" in done.stderr, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_four_processes_share_write_agree_and_end(tmp_path):
   _run_together(tmp_path, 4, "kill")

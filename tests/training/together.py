@@ -80,6 +80,73 @@ def lanes_go_on_while_the_last_is_late() -> None:
   assert INDEX == COUNT - 1 or dispatched[0] < time.monotonic() - 1
 
 
+def routed(task: int):
+  """An episode of some length with what routers chose, in all its segments but the second."""
+  from agentjax.trajectory.builder import TrajectoryBuilder
+  from agentjax.trajectory.record import Reward
+
+  rng, builder = (
+    np.random.default_rng(task),
+    TrajectoryBuilder(step=3, task_id=task, sample=0, source="s"),
+  )
+  for turn in range(3):
+    count = int(rng.integers(1, 6))
+    known = {"experts": rng.integers(0, 8, (count, 3, 2)).astype(np.uint8)} if turn != 1 else {}
+    if task % 2:
+      known["teacher_top_ids"] = rng.integers(0, 99, (count, 4)).astype(np.int32)
+      known["teacher_top_log_probs"] = rng.normal(size=(count, 4)).astype(np.float32)
+    numbers = np.zeros(count, np.float32)
+    builder.append_sampled(range(count), numbers, numbers, 3, columns=known)
+  return builder.build(reward=Reward(1.0))
+
+
+def wide_columns_reach_the_devices_that_train_them_and_no_others() -> None:
+  from agentjax.sharding import MeshConfig, make_mesh
+  from agentjax.training import processes
+  from agentjax.training.rows import MeshRows
+  from agentjax.training.wide_columns import WideColumns
+  from agentjax.trajectory.columns import REFERENCE, ColumnError
+  from agentjax.trajectory.packing import pack, to_sequences
+
+  def packed(episodes):
+    return pack(to_sequences(episodes), row_length=32, pad_id=0, rows=2 * COUNT)
+
+  tasks = list(range(5 * COUNT))
+  straight = packed([routed(task) for task in tasks])
+  own = [routed(task) for task in tasks if task % COUNT == INDEX and INDEX < COUNT - 1]
+  own += [routed(t) for t in tasks if t % COUNT == COUNT - 1 and INDEX == 0]  # one has none
+  wide, sent = WideColumns(), []
+  whole, send = (processes._AT_ONCE, processes.send)
+
+  def watched(parts, sizes):
+    sent.append(sizes)
+    return send(parts, sizes)
+
+  rows = MeshRows(make_mesh(MeshConfig(data=COUNT, fsdp=1)), 2, wide)
+  batch = packed(wide.gather(own, 3))
+  assert batch.columns["experts"].dtype == REFERENCE  # the host has numbers only
+  processes.send, processes._AT_ONCE = watched, 16 * COUNT  # in many parts, the last not full
+  placed = rows.place(batch)
+  processes.send, processes._AT_ONCE = send, whole
+  assert placed.columns.keys() == straight.columns.keys() and len(placed.columns) == 3
+  for name, wanted in straight.columns.items():
+    got = placed.columns[name]
+    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    for shard in got.addressable_shards:
+      np.testing.assert_array_equal(np.asarray(shard.data), wanted[shard.index])
+  # Each gets no more than its rows, and what it has is not sent.
+  tokens = (straight.segment_ids > 0).reshape(COUNT, -1).sum(axis=1)
+  assert (sum(sent).sum(axis=0) <= tokens * (3 * 2 + 4 * 4 + 4 * 4)).all()
+  assert all(sizes.any() and not sizes.diagonal().any() for sizes in sent) and len(sent) == 3
+  wide.gather(own, 4)
+  try:
+    rows.place(batch)
+  except ColumnError as error:
+    assert "keeps_episodes" in str(error)
+  else:
+    raise AssertionError("columns of an earlier step")
+
+
 def main(address: str, folder: pathlib.Path, ending: str) -> None:
   jax.distributed.initialize(address, COUNT, INDEX, heartbeat_timeout_seconds=60)
   from agentjax.sharding import fingerprint, upload
@@ -106,6 +173,8 @@ def main(address: str, folder: pathlib.Path, ending: str) -> None:
   assert [t.reward for t in measured] == [t.reward for t in every]
   assert all(not t.segments[1].behaviour_log_probs.any() for t in measured)
   assert [t.segments[1].sampled.sum() for t in measured] == [2] * len(measured)
+
+  wide_columns_reach_the_devices_that_train_them_and_no_others()
 
   # The journal: a file each, one index.
   journal = Journal(folder / "journal.log")

@@ -186,7 +186,12 @@ def test_one_name_is_one_column(new_columns):
     register_column(dataclasses.replace(SURPRISE, dtype="int32"))
   with pytest.raises(ColumnError, match="core=True of 'mine'"):
     register_column(Column("mine", "int32", "Of no field.", core=True))
-  for wrong in ({"name": "a b"}, {"dtype": "U3"}, {"dtype": "float32", "fill": None}):
+  for wrong in (
+    {"name": "a b"},
+    {"dtype": "U3"},
+    {"dtype": "float32", "fill": None},
+    {"device_only": True, "level": "turn"},
+  ):
     with pytest.raises(ColumnError, match=r"allowed:"):
       dataclasses.replace(SURPRISE, **wrong)
 

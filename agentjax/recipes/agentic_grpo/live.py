@@ -133,6 +133,7 @@ class LiveStages(Signal):
   """
 
   name = "live_stages"
+  keeps_episodes = True
   adds = (CORRECTED,)
 
   def __init__(self, stages: Sequence[str]):

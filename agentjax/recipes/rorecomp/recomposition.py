@@ -131,6 +131,7 @@ class Recomposition(Signal):
   """
 
   name = "rorecomp"
+  keeps_episodes = True
   adds = (RECOMPOSED,)
 
   def __init__(self, config: RecompositionConfig):

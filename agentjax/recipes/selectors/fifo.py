@@ -72,6 +72,7 @@ class Successes(Signal):
   """
 
   name = "successes"
+  keeps_episodes = True
 
   def __init__(self, config: SuccessesConfig):
     self._config = config

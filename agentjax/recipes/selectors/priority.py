@@ -86,6 +86,7 @@ class PriorityReplay(Signal):
   """
 
   name = "priority_replay"
+  keeps_episodes = True
 
   def __init__(self, config: PriorityConfig):
     self._config = config

@@ -118,6 +118,7 @@ class SelfImitation(Signal):
   """
 
   name = "spear"
+  keeps_episodes = True
   adds = (IMITATION_ADVANTAGE, IMITATION_WEIGHT, CLIP_DRAW)
 
   def __init__(self, config: SpearConfig, tools: SignalTools):
