@@ -214,6 +214,8 @@ def test_a_run_reads_packets_and_reports_how_far_it_was_from_the_trainer(folder,
     ({"corpus": ()}, "config.likelihood.corpus=()"),
     ({"engine.speculate": "ngram"}, "config.engine.speculate='ngram'"),
     ({"model.exact_chunk": 16}, "model without exact log-probs"),
+    ({"train_on_packets": True, "rl.qk_clip": 100.0}, "config.rl.qk_clip=100.0"),
+    ({"train_on_packets": True, "mesh.context": 2}, "config.mesh.context=2"),
   ],
 )
 def test_settings_that_cannot_be_are_refused(folder, tmp_path, changes, message):
