@@ -12,7 +12,8 @@ read as a packet: ``packets/tokens`` says how many tokens an episode did not com
 ``mismatch/`` how far the sampler then was from the trainer, which computes everything. The second
 command computes everything in the sampler as well, and shows the mismatch without packets. The
 ratio between the two policies is truncated (TIS), so that the gap does not enter the gradient
-unseen. All figures are ours.
+unseen. With --config.likelihood.train_on_packets=True the trainer reads packets as the sampler
+does, and there is no gap. All figures are ours.
 
 With an adapter: --config.likelihood.adapter=FILE. With a model that reads:
 --config.pretrained=FOLDER --config.tokenizer.kind=huggingface instead of start_from.

@@ -225,6 +225,7 @@ def forward(
   captured: Int[Array, "batch places"] | None = None,
   sight: Sight | None = None,
   embedded: Float[Array, "batch time embed"] | None = None,
+  kinds: Mapping[str, BlockKind] = KINDS,
 ) -> ForwardOutput:
   """Hidden states of packed rows, for training and scoring.
 
@@ -243,15 +244,16 @@ def forward(
     captured: places in their rows at which the stream after every block is wanted.
     sight: what tokens see; None is themselves and those before them.
     embedded: takes the place of the embeddings of ``token_ids``.
+    kinds: what each character of the pattern runs; parameters are those of ``KINDS``.
 
   Raises:
-    ValueError: depths for a model without a looped core; captured for one whose blocks run twice;
-      sight for one of which ``config.check_sight`` says so.
+    ValueError: depths for a model without a looped core; captured or kinds for one whose blocks run
+      more than once; sight for one of which ``config.check_sight`` says so.
   """
   passes = pass_kind(config)
-  if captured is not None and passes is not None:
+  if passes is not None and (captured is not None or kinds is not KINDS):
     raise ValueError(
-      "captured asks for the stream after each block, and blocks of this model run more than once; "
+      "captured and kinds are of each block once, and blocks of this model run more than once; "
       "allowed: a model without config.loop and config.second_pass."
     )
   if sight is not None:
@@ -267,7 +269,7 @@ def forward(
   sections = _sections(params.groups, given, config)
   run = functools.partial(_run_section, config=config, rows=rows)
   if passes is None:
-    x, reports = run(x, sections[0])
+    x, reports = run(x, sections[0], kinds=kinds)
   else:
     own = getattr(params, passes.field)
     x, reports = passes.forward(own, x, sections, config, rows, depths, run)

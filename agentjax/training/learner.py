@@ -23,7 +23,6 @@ from agentjax.training import processes
 from agentjax.training.alternation import learners
 from agentjax.training.build import Parts
 from agentjax.training.experiment import PhaseConfig, check_model_features
-from agentjax.training.likelihood import noise_of
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
 from agentjax.training.nonfinite import PREFIX, first_nonfinite
 from agentjax.training.passes import Ready, join_for_update, make_ready, run_update
@@ -100,8 +99,10 @@ class Learner(TrainStates):
     self._wide = WideColumns()
     self._rows = MeshRows(mesh, stage.microbatch_rows, self._wide)
     self._pack = tools.pack
-    score = experiment.likelihood.episodes(parts.model, parts.chat)
-    self.score = make_scorer(parts.model, tools.temperature, self._rows, score)
+    likelihood = experiment.likelihood
+    score = likelihood.episodes(parts.model, parts.chat)
+    self._mark = None if score is None else likelihood.marks
+    self.score = make_scorer(parts.model, tools.temperature, self._rows, score, likelihood.marks)
     settings = update_settings(stage, self._lora, tools.temperature, score)
 
     def update(name: str, phase: PhaseConfig, own: Objective) -> Update:
@@ -303,8 +304,8 @@ class Learner(TrainStates):
         state = with_networks(state, learnt.networks)
         metrics |= learnt.metrics
       asked = [s.for_update(context, prepared) for s in phase.signals]
-      if not phase.in_order:
-        asked.append(ForUpdate({"noise": noise_of(batch.weights)}))
+      if self._mark is not None:
+        asked.append(ForUpdate({"marks": self._mark(batch)}))
       given, more = join_for_update(asked)
       metrics |= {f"{own.prefix}{k}": v for k, v in found.items()} | more
       scaled = prepared if factor == 1 else prepared.scaled(factor)

@@ -13,13 +13,16 @@ from agentjax.engine import Engine, EngineConfig
 from agentjax.models import ModelConfig, TokenScores
 from agentjax.names import Choice
 from agentjax.text import Chat
+from agentjax.trajectory.batch import Batch
 
 if TYPE_CHECKING:
   from agentjax.training.experiment import Experiment
 
 ScoreTokens = Callable[..., TokenScores]
-"""``(params, config, token_ids, segment_ids, positions, *, noise, temperature)`` [B, T] to the
-scores of every token whose ``noise`` is not 0 (``noise_of``)."""
+"""``(params, config, token_ids, segment_ids, positions, *, marks, temperature)`` [B, T] to scores.
+
+``marks`` int32 [B, T] are those of ``LikelihoodConfig.marks``; tokens without weight need no score.
+"""
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -34,7 +37,7 @@ class LikelihoodConfig(Choice):
 
   @property
   def in_order(self) -> bool:
-    """Whether it is from left to right."""
+    """Whether tokens are drawn and scored from left to right, so that both can be compared."""
     return type(self) is LikelihoodConfig
 
   @property
@@ -51,8 +54,12 @@ class LikelihoodConfig(Choice):
   def episodes(self, model: ModelConfig, chat: Chat) -> ScoreTokens | None:
     """Scores sampled tokens; None is ``score_tokens``.
 
-    One noise gives one result, so that ratios compare the same draws.
+    The same marks give the same result, so that ratios compare the same draws.
     """
+
+  def marks(self, batch: Batch) -> Int[Array, "batch time"]:
+    """What ``episodes`` needs to know of each token of a batch; by default its noise."""
+    return noise_of(batch.weights)
 
   def engine(self, model: ModelConfig, config: EngineConfig, chat: Chat, **options: Any) -> Engine:
     """What draws tokens; ``options`` are those of ``Engine``."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from agentjax.models import ModelConfig
 from agentjax.sharding import batch_sharding, replicated, split_rows, upload
-from agentjax.training.likelihood import ScoreTokens, noise_of
+from agentjax.training.likelihood import ScoreTokens
 from agentjax.training.state import Weights
 from agentjax.training.update import make_score
 from agentjax.training.wide_columns import WideColumns
@@ -72,7 +72,11 @@ def _used(segment_ids: Array, rows: int) -> Array:
 
 
 def make_scorer(
-  model: ModelConfig, temperature: float, rows: MeshRows, own: ScoreTokens | None = None
+  model: ModelConfig,
+  temperature: float,
+  rows: MeshRows,
+  own: ScoreTokens | None,
+  mark: Callable[[Batch], Array],
 ) -> Callable[[Weights, Batch], tuple[Array, Array]]:
   """Builds ``score(networks, batch) -> (log-probs, values)``, [B, T] on the mesh; see make_score.
 
@@ -81,16 +85,17 @@ def make_scorer(
     temperature: divides logits.
     rows: how batches are cut.
     own: see ``make_score``.
+    mark: the marks that ``own`` takes.
   """
   score = make_score(model, temperature, own)
 
   def scored(networks: Weights, batch: Batch) -> tuple[Array, Array]:
     tokens = (batch.token_ids, batch.segment_ids, batch.positions, batch.columns.get("experts"))
-    noise = () if own is None else (noise_of(batch.weights),)
+    marks = () if own is None else (mark(batch),)
     count = rows.used(batch.segment_ids)
     with jax.set_mesh(rows.mesh):
       *given, experts = rows.split(tokens)
-      log_probs, values = score(networks, *given, experts, count, *rows.split(noise))
+      log_probs, values = score(networks, *given, experts, count, *rows.split(marks))
     return rows.join(log_probs), rows.join(values)
 
   return scored

@@ -80,7 +80,7 @@ class SupervisedSteps:
       depths = self._depths(state.step, batch.segment_ids)
     given: dict[str, Any] = {}
     if self._noise is not None:
-      given["noise"] = self._noise(batch.weights, state.step + 1)
+      given["marks"] = self._noise(batch.weights, state.step + 1)
     if self._settings.token_sets is not None:
       if self._token_sets is None:
         self._token_sets = self._settings.token_sets.build(self._tools())

@@ -48,7 +48,7 @@ class UpdateBatch:
   are the iterations of a looped core (``models.PassKind``); None is its fixed depth. ``kept``
   are the places of the tokens that are scored (``score_tokens``); None scores all. ``teacher`` is
   what a teacher says of those; with ``sets`` the softmax of those runs over these tokens alone.
-  ``noise`` is what ``UpdateSettings.score`` takes.
+  ``marks`` is what ``UpdateSettings.score`` takes.
   """
 
   token_ids: Array
@@ -59,7 +59,7 @@ class UpdateBatch:
   kept: Array | None = None
   teacher: TeacherTargets | None = None
   sets: TokenSets | None = None
-  noise: Array | None = None
+  marks: Array | None = None
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -249,7 +249,7 @@ class _UpdateParts:
     if settings.only_values:
       networks = dataclasses.replace(networks, policy=jax.lax.stop_gradient(networks.policy))
     policy = full_policy(networks, reference, settings.lora)
-    given: dict[str, Any] = {"noise": batch.noise}
+    given: dict[str, Any] = {"marks": batch.marks}
     if settings.score is None:
       given = {name: getattr(batch, name) for name in ("depths", "kept", "sets")}
       given["experts"] = replayed(batch.experts)
@@ -345,7 +345,7 @@ def make_score(config: ModelConfig, temperature: float, own: ScoreTokens | None 
   Arguments and results, log-probs and values, are [M, rows, T], of which the first ``count`` are
   used; ``experts`` as in ``UpdateBatch``. The forward pass of the update without its gradient:
   log-probs of the old or the reference policy, and old values (0 without a value head). With
-  ``own``, as ``UpdateSettings.score``, a seventh argument is its noise.
+  ``own``, as ``UpdateSettings.score``, a seventh argument is its marks.
   """
 
   def score(
@@ -355,10 +355,10 @@ def make_score(config: ModelConfig, temperature: float, own: ScoreTokens | None 
     positions: Array,
     experts: Array | None,
     count: Array,
-    noise: Array | None = None,
+    marks: Array | None = None,
   ):
     def body(i: Array, carry):
-      given = {"noise": _take(noise, i)} if own else {"experts": replayed(_take(experts, i))}
+      given = {"marks": _take(marks, i)} if own else {"experts": replayed(_take(experts, i))}
       scores = (own or score_tokens)(
         networks.policy,
         config,

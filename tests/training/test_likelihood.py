@@ -31,8 +31,8 @@ class Aligned(LikelihoodConfig):
     return 8
 
   def demonstrations(self, model, chat):
-    def score(params, config, token_ids, segment_ids, positions, *, noise, temperature):
-      jax.debug.callback(lambda n, s, p: SEEN.append((n, s, p)), noise, segment_ids, positions)
+    def score(params, config, token_ids, segment_ids, positions, *, marks, temperature):
+      jax.debug.callback(lambda n, s, p: SEEN.append((n, s, p)), marks, segment_ids, positions)
       found = score_tokens(
         params, config, token_ids, segment_ids, positions, temperature=temperature
       )

@@ -100,12 +100,12 @@ def on_policy_scores(settings: NoiseSettings, *, second_pass: bool) -> ScoreToke
     segment_ids: Array,
     positions: Array,
     *,
-    noise: Array,
+    marks: Array,
     temperature: float | Array = 1.0,
   ) -> TokenScores:
     size = settings.block
     text = fill_blocks(
-      token_ids, segment_ids, positions, noise, block=size, stop_ids=settings.stop_ids
+      token_ids, segment_ids, positions, marks, block=size, stop_ids=settings.stop_ids
     )
     sight = block_sight(token_ids.shape[0], token_ids.shape[1], size)
     masked = share_mask(text, size, settings.seed, 0, settings.mask_ratio) | text.unknown
@@ -137,12 +137,12 @@ def bound_scores(settings: NoiseSettings) -> ScoreTokens:
     segment_ids: Array,
     positions: Array,
     *,
-    noise: Array,
+    marks: Array,
     temperature: float | Array = 1.0,
   ) -> TokenScores:
     size = settings.block
     text = fill_blocks(
-      token_ids, segment_ids, positions, noise, block=size, stop_ids=settings.stop_ids
+      token_ids, segment_ids, positions, marks, block=size, stop_ids=settings.stop_ids
     )
     sight = block_sight(token_ids.shape[0], token_ids.shape[1], size)
     total: list[Array] = [jnp.zeros(token_ids.shape)] * 3

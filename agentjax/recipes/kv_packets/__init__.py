@@ -12,7 +12,8 @@ them is computed again but for the first taps of each convolution.
 * ``questions``, ``training``: an adapter learns that a model answers behind packets as behind text.
 * ``methods``: the same documents whole, joined, or computed again in part, to compare with.
 * ``library``, ``contexts``: known documents, and an engine whose contexts read them as packets.
-* ``config``, ``report``: the same in a run, and what it tells of it.
+* ``config``, ``report``: the same in a run, and what it tells of it; ``scores``: updates that read
+  packets as the sampler did.
 * ``reading``, ``lessons``, ``learn``: questions over real passages, as tasks and for an adapter;
   ``train`` is the command.
 

@@ -6,6 +6,8 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any, cast
 
+from jax import Array
+
 from agentjax.adapters.tools.search import Document, read_corpus
 from agentjax.config import ConfigError, FilePath, PositiveInt, check
 from agentjax.data.errors import DataError
@@ -13,13 +15,15 @@ from agentjax.engine import Engine, EngineConfig
 from agentjax.models import ModelConfig
 from agentjax.models.pieces import unjoinable
 from agentjax.recipes.kv_packets.adapter import Adapter, read_adapter
-from agentjax.recipes.kv_packets.contexts import PacketEngine
+from agentjax.recipes.kv_packets.contexts import PACKET_PLACES, PacketEngine
 from agentjax.recipes.kv_packets.lessons import LessonsConfig
 from agentjax.recipes.kv_packets.library import Library
+from agentjax.recipes.kv_packets.scores import packet_scores
 from agentjax.recipes.kv_packets.store import PacketStore
 from agentjax.text import Chat
 from agentjax.tools.files_program import lines_of, numbered
-from agentjax.training.likelihood import LikelihoodConfig
+from agentjax.training.likelihood import LikelihoodConfig, ScoreTokens
+from agentjax.trajectory.batch import Batch
 
 if TYPE_CHECKING:
   from agentjax.training.experiment import Experiment
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 class PacketsConfig(LikelihoodConfig):
   """Contexts read known documents as packets; for ``config.likelihood``.
 
-  Updates score all tokens from left to right and compute documents in full. The figures are ours.
+  Updates compute documents in full, or read them as the sampler did. The figures are ours.
 
   Attributes:
     corpus: JSONL files as the search tool reads them. The texts are known as they are, and as
@@ -41,6 +45,8 @@ class PacketsConfig(LikelihoodConfig):
     folder: where packets are kept and shared by processes; None keeps them in memory alone.
     memory_mb: MB (2^20 bytes) of packets in the memory of the host, beside the pages in use.
     recompute: documents are read as text, for comparison.
+    train_on_packets: updates read packets where the sampler did, header and trailer included; else
+      they compute documents in full.
     lessons: what an adapter is trained on (``agentjax.recipes.kv_packets.train``).
   """
 
@@ -51,6 +57,7 @@ class PacketsConfig(LikelihoodConfig):
   folder: FilePath | None = None
   memory_mb: PositiveInt = 1024
   recompute: bool = False
+  train_on_packets: bool = False
   lessons: LessonsConfig = dataclasses.field(default_factory=LessonsConfig)
 
   @property
@@ -73,11 +80,25 @@ class PacketsConfig(LikelihoodConfig):
     ]
     if experiment.lora is not None:  # then all policies share one engine
       plain.append(("seats", tuple(experiment.seats), ()))
+    if self.train_on_packets and experiment.rl.steps:
+      plain += self._plain_updates(experiment)
     for name, found, allowed in plain:
       check(found == allowed, f"config.{name}", found, f"{allowed!r} {said}")
     if experiment.pretrained is None:
       reason = unjoinable(experiment.model)
       check(reason is None, path, self.chosen, f"for a model without {reason}")
+
+  def _plain_updates(self, experiment: Experiment) -> list[tuple[str, Any, Any]]:
+    """Fields, with their values and those allowed, for updates that read packets."""
+    rl = experiment.rl
+    phases = enumerate(rl.all_phases)
+    return [
+      ("mesh.context", experiment.mesh.context, 1),
+      ("rl.qk_clip", rl.qk_clip, None),
+      ("rl.mtp_coefficient", rl.mtp_coefficient, 0),
+      ("rl.balance_coefficient", rl.balance_coefficient, 0),
+      *((f"rl.phases[{i}].context", phase.context, "episode") for i, phase in phases),
+    ]
 
   def documents(self) -> list[Document]:
     """Those of ``corpus``."""
@@ -94,16 +115,26 @@ class PacketsConfig(LikelihoodConfig):
       library.add_text(chat.tokenizer.encode, text, self.least_tokens)
     return library
 
+  def episodes(self, model: ModelConfig, chat: Chat) -> ScoreTokens | None:
+    if not self.train_on_packets:
+      return None
+    return packet_scores(self._adapter(model), self.least_tokens)
+
+  def marks(self, batch: Batch) -> Array:
+    return batch.column(PACKET_PLACES.name)
+
   def engine(self, model: ModelConfig, config: EngineConfig, chat: Chat, **options: Any) -> Engine:
-    adapter = None if self.adapter is None else self._read_adapter(self.adapter, model)
+    adapter = self._adapter(model)
     folder = None if self.folder is None else pathlib.Path(self.folder)
     engine = Engine(model, dataclasses.replace(config, pieces=True), **options)
     store = PacketStore(self.memory_mb << 20, folder)
     packets = PacketEngine(engine, self.library(chat), store, adapter, recompute=self.recompute)
     return cast(Engine, packets)  # it has all that an engine has
 
-  def _read_adapter(self, path: str, model: ModelConfig) -> Adapter:
-    where = "config.likelihood.adapter"
+  def _adapter(self, model: ModelConfig) -> Adapter | None:
+    where, path = "config.likelihood.adapter", self.adapter
+    if path is None:
+      return None
     try:
       adapter = read_adapter(pathlib.Path(path))
     except (OSError, ValueError, KeyError) as error:

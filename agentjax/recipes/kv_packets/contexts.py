@@ -3,8 +3,9 @@
 ``PacketEngine`` stands before an engine and is used in its place. Where a prompt, a tool result or
 any other text holds the ids of a document of its ``Library``, the context takes in the packet of
 that document instead of computing it. The record stays the plain conversation: its ids are those of
-the text, and two columns say which packet stood where. So training computes every token in full,
-and ``mismatch/*`` of a run shows how far that is from what was sampled.
+the text, and three columns say which packet stood where. Training computes every token in full, or
+reads the packets where the columns say (``scores``); ``mismatch/*`` of a run shows how far that is
+from what was sampled.
 """
 
 from __future__ import annotations
@@ -45,6 +46,15 @@ PACKET_VERSIONS = register_column(
     in_loss=False,
   )
 )
+PACKET_PLACES = register_column(
+  Column(
+    "packet_places",
+    "int32",
+    "Place of the token in the document of its packet; -1 without one.",
+    fill=-1,
+    in_loss=False,
+  )
+)
 
 
 class PacketEngine:
@@ -57,7 +67,7 @@ class PacketEngine:
     library: documents; more may be added at any time.
     store: of packets.
     adapter: around every document; None is neither header nor trailer.
-    recompute: read documents as text, and compute them in full, as training does.
+    recompute: read documents as text, and compute them in full.
 
   Attributes:
     library: as given; an empty one with ``recompute``.
@@ -234,9 +244,10 @@ class PacketContext:
     """As of a context, and which packets stood where, if there were any."""
     columns = dict(self._context.columns)
     if self._read:
-      names, versions = (column.filled([len(self)]) for column in (PACKETS, PACKET_VERSIONS))
+      columns |= {c.name: c.filled([len(self)]) for c in (PACKETS, PACKET_VERSIONS, PACKET_PLACES)}
       for place, tokens, key, version in self._read:
-        names[place : place + tokens] = np.frombuffer(bytes.fromhex(key.name)[:8], ">u4")
-        versions[place : place + tokens] = version
-      columns |= {PACKETS.name: names, PACKET_VERSIONS.name: versions}
+        own = slice(place, place + tokens)
+        columns[PACKETS.name][own] = np.frombuffer(bytes.fromhex(key.name)[:8], ">u4")
+        columns[PACKET_VERSIONS.name][own] = version
+        columns[PACKET_PLACES.name][own] = np.arange(tokens)
     return columns

@@ -18,7 +18,7 @@ class PacketReportConfig(SignalConfig):
   Metrics, over the episodes of a step: ``packets/tokens``, tokens an episode that packets stood
   for; ``packets/share``, of the tokens that the policy did not write; ``packets/stale``, share of
   these packet tokens that other weights computed than the newest of the step. How far the sampler
-  is then from the trainer, which computes everything, is in ``mismatch/``.
+  is then from the trainer is in ``mismatch/``.
   """
 
   def build(self, tools: SignalTools) -> Signal:

@@ -28,7 +28,7 @@ SHARPNESS = 3.0
 @functools.partial(jax.jit, static_argnums=0)
 def _run(score, params, rows):
   *rows, noise = rows
-  return score(params, MODEL, *rows, noise=noise)
+  return score(params, MODEL, *rows, marks=noise)
 
 
 def _dense_log_probs(params, text, noisy):
@@ -94,7 +94,7 @@ def test_gradients_are_those_of_finite_differences(kind):
   params = policy(sharpness=SHARPNESS)
 
   def loss(params):
-    return -jnp.sum(score(params, MODEL, *ROWS[:3], noise=ROWS[3]).log_probs)
+    return -jnp.sum(score(params, MODEL, *ROWS[:3], marks=ROWS[3]).log_probs)
 
   slope = jax.jit(jax.grad(loss))(params)
   rng = np.random.default_rng(3)

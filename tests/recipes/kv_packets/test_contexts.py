@@ -12,7 +12,13 @@ import pytest
 
 from agentjax import models
 from agentjax.engine import ContextLengthError, Engine, EngineConfig, SamplingConfig
-from agentjax.recipes.kv_packets import PacketMaker, PacketStore, init_adapter
+from agentjax.recipes.kv_packets import (
+  PacketMaker,
+  PacketsConfig,
+  PacketStore,
+  init_adapter,
+  write_adapter,
+)
 from agentjax.recipes.kv_packets.contexts import PacketEngine
 from agentjax.recipes.kv_packets.library import Library
 from agentjax.rollout.config import RolloutConfig
@@ -108,11 +114,18 @@ def text_of(trajectory) -> str:
   return TOKENIZER.decode(path.token_ids.tolist())
 
 
-def apart(config, params, trajectories) -> float:
-  """The largest difference of a sampled token's log-prob to that of the trainer, in full."""
+def apart(config, params, trajectories, packets: PacketsConfig | None = None) -> float:
+  """The largest difference of a sampled token's log-prob to that of the trainer; in full, unless
+  ``packets`` are read."""
   batch = pack(to_sequences(trajectories), row_length=384, pad_id=0)
   rows = (batch.token_ids, batch.segment_ids, batch.positions)
-  scores = jax.jit(models.score_tokens, static_argnums=1)(params, config, *rows)
+  if packets is None:
+    scores = jax.jit(models.score_tokens, static_argnums=1)(params, config, *rows)
+  else:
+    score = packets.episodes(config, MarkedChat(TOKENIZER))
+    marks = np.asarray(packets.marks(batch))
+    assert not batch.weights[marks >= 0].any()
+    scores = jax.jit(score, static_argnums=1)(params, config, *rows, marks=marks)
   drawn = batch.versions >= 0
   assert drawn.sum() > 20
   return float(np.max(np.abs(np.asarray(scores.log_probs) - batch.behaviour_log_probs)[drawn]))
@@ -165,6 +178,7 @@ def test_the_record_says_which_packet_stood_where_and_how_far_off_it_was():
   for trajectory in found:
     (path,) = token_paths(from_record(decode_record(encode_record(to_record(trajectory)))))
     names, versions = path.column("packets"), path.column("packet_versions")
+    inside = path.column("packet_places")
     there = np.zeros(len(path), bool)
     for document in (MANUAL, *DOCUMENTS):
       ids = np.asarray(ids_of(document))
@@ -178,11 +192,26 @@ def test_the_record_says_which_packet_stood_where_and_how_far_off_it_was():
         there[own] = True
         assert all(row.astype(">u4").tobytes() == name for row in names[own])
         assert (versions[own] == 3).all() and not path.weights[own].any()
+        np.testing.assert_array_equal(inside[own], np.arange(len(ids)))
     assert there.sum() >= len(MANUAL)
-    assert not names[~there].any() and (versions[~there] == -1).all()
+    assert not names[~there].any()
+    assert (versions[~there] == -1).all() and (inside[~there] == -1).all()
   assert apart(config, params, found) > 1e-3
   computed, _ = play(config, params, adapter=adapter, recompute=True)
   assert apart(config, params, computed) < 1e-4
+
+
+@pytest.mark.parametrize("pattern", ["*-*-", "M*-M*"])
+def test_the_trainer_scores_with_packets_what_the_sampler_drew_with_them(pattern, tmp_path):
+  config = model(pattern)
+  params = draw(config, seed=0)
+  adapter = init_adapter(params, jax.random.key(0), header=3, trailer=2)
+  write_adapter(tmp_path / "adapter", adapter)
+  found, _ = play(config, params, adapter=adapter)
+  packets = PacketsConfig(least_tokens=16, adapter=str(tmp_path / "adapter"), train_on_packets=True)
+  assert apart(config, params, found, packets) < 1e-4
+  bare = dataclasses.replace(packets, adapter=None)
+  assert min(apart(config, params, found, other) for other in (None, bare)) > 1e-3
 
 
 def test_new_weights_on_the_way_make_a_packet_anew():

@@ -194,16 +194,18 @@ def small(folder, tmp_path, **changes):
 
 def test_a_run_reads_packets_and_reports_how_far_it_was_from_the_trainer(folder, tmp_path):
   rows = []
-  for name, recompute in (("packets", False), ("text", True)):
-    experiment = small(folder, tmp_path, recompute=recompute)
+  settings = {"packets": {}, "text": {"recompute": True}, "trained": {"train_on_packets": True}}
+  for name, changes in settings.items():
+    experiment = small(folder, tmp_path, **changes)
     assert Run(experiment, tmp_path / name, console=quiet()).train().finished
     lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
     rows.append([json.loads(line) for line in lines][-1])
-  packets, text = rows
+  packets, text, trained = rows
   assert packets["packets/tokens"] > 100 and packets["packets/share"] > 0.3
   assert packets["packets/stale"] == 0
   assert text["packets/tokens"] == 0
   assert packets["mismatch/max"] > 10 * text["mismatch/max"] and text["mismatch/max"] < 1e-3
+  assert trained["packets/tokens"] > 100 and trained["mismatch/max"] < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -212,6 +214,8 @@ def test_a_run_reads_packets_and_reports_how_far_it_was_from_the_trainer(folder,
     ({"corpus": ()}, "config.likelihood.corpus=()"),
     ({"engine.speculate": "ngram"}, "config.engine.speculate='ngram'"),
     ({"model.exact_chunk": 16}, "model without exact log-probs"),
+    ({"train_on_packets": True, "rl.qk_clip": 100.0}, "config.rl.qk_clip=100.0"),
+    ({"train_on_packets": True, "mesh.context": 2}, "config.mesh.context=2"),
   ],
 )
 def test_settings_that_cannot_be_are_refused(folder, tmp_path, changes, message):
