@@ -42,6 +42,7 @@ _TASKS = flags.DEFINE_integer("tasks", 4, "Questions.")
 _GROUP = flags.DEFINE_integer("group", 4, "Episodes of a question.")
 _WIDTH = flags.DEFINE_integer("width", 128, "d_model; heads and MLPs grow with it.")
 _ROWS = flags.DEFINE_list("extend_rows", ["8", "4", "2"], "config.engine.extend_rows.")
+_WRITTEN = flags.DEFINE_integer("written", 24, "config.rollout.max_tokens_per_turn.")
 _CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "kv_packet_search.py"
 
 
@@ -131,6 +132,7 @@ def main(argv: list[str]) -> None:
     experiment.evaluation.tasks = 0
     experiment.likelihood.recompute = recompute
     experiment.engine.extend_rows = tuple(map(int, _ROWS.value))
+    experiment.rollout.max_tokens_per_turn = _WRITTEN.value
     model, wider = experiment.model, _WIDTH.value // experiment.model.d_model
     for field in ("d_model", "d_mlp", "num_heads", "num_kv_heads", "mamba_heads"):
       setattr(model, field, getattr(model, field) * wider)
