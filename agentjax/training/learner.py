@@ -210,7 +210,7 @@ class Learner(TrainStates):
         # A later pass may have no token at this step; an optimiser would move on its momentum.
         if i and not one.metrics.get(f"{own.prefix}tokens/weighted", 1):
           continue
-        state, values, log_probs = run_update(own.update, state, one.ready[i], self.mesh)
+        state, values, log_probs = self._apply(own.update, state, one, i)
         if i == 0:
           trainers = trainers or [self._rows.join(log_probs)]
           values |= {
@@ -329,6 +329,12 @@ class Learner(TrainStates):
       return {}
     warn_of_mismatch(report, [one.sequences for one in batches], step, alarm)
     return report.metrics()
+
+  def _apply(
+    self, update: Update, state: TrainState, one: _Prepared, number: int
+  ) -> tuple[TrainState, dict[str, float], jax.Array]:
+    """One update on a batch, of the phase's pass ``number``."""
+    return run_update(update, state, one.ready[number], self.mesh)
 
 
 def _check_mesh(parts: Parts, mesh: jax.sharding.Mesh) -> None:

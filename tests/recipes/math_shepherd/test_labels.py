@@ -20,7 +20,6 @@ from agentjax.recipes.math_shepherd.solutions import read_solutions, step_scores
 from agentjax.rewards import RewardConfig
 from agentjax.rewards.config import build_rewards
 from agentjax.rewards.judges import JudgeUnavailableError
-from agentjax.rollout.rescoring import write_store
 from agentjax.tools import ToolsConfig
 from agentjax.training import (
   Experiment,
@@ -33,6 +32,7 @@ from agentjax.training import (
 from agentjax.training.flags import set_field
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Message, Task
+from agentjax.trajectory.store import write_store
 from tests.recipes.reader_signal import TOKENIZER
 from tests.recipes.table_policy import TABLE_MODEL, save_table_policy
 from tests.rewards.judging import run

@@ -24,6 +24,7 @@ from agentjax.training.build import build_parts
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.learner import Learner
+from agentjax.training.likelihood import LikelihoodConfig
 from agentjax.training.metrics import read_metrics
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.preferences import PreferenceRow, preference_tasks, write_preferences
@@ -102,7 +103,8 @@ def _learn(learner, state, sequences, *, row_length=64, rows=4, **online):
   """One step of the reward model: state, log-probs of every sequence, metrics."""
   batch = pack(sequences, row_length=row_length, pad_id=0, rows=8)
   cut = MeshRows(learner.mesh, rows)
-  score, placed = make_scorer(learner._parts.model, 1.0, cut), cut.place(batch)
+  score = make_scorer(learner._parts.model, 1.0, cut, None, LikelihoodConfig().marks)
+  placed = cut.place(batch)
   reference, _ = score(state.weights, placed)
   context = BatchContext(1, None, sequences, batch, score, cut)
   process, found, metrics = learner.signals["process"].model.learn(
