@@ -168,7 +168,7 @@ def world(request, model_config) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("reuse", ["prompts", pytest.param("turns", marks=pytest.mark.slow)])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
   steps=st.lists(Step, min_size=4, max_size=24),
   tiny=st.booleans(),

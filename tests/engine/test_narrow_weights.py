@@ -19,7 +19,7 @@ from tests.engine.generate import generate
 from tests.engine.test_slots import PROMPTS, trainer_scores
 from tests.sharding.test_engine_on_eight_devices import MODELS, played
 
-_FEW = ("hybrid",)
+_FEW = {("hybrid", "int8")}
 
 
 def weights(config: models.ModelConfig):
@@ -37,9 +37,13 @@ def rounded(config: models.ModelConfig, params, dtype: str):
   return jax.tree_util.tree_map_with_path(one, specs, params, is_leaf=is_spec)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "fp8"])
 @pytest.mark.parametrize(
-  "name", [n if n in _FEW else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+  ("name", "dtype"),
+  [
+    pytest.param(n, d, marks=() if (n, d) in _FEW else pytest.mark.slow)
+    for n in MODELS
+    for d in ("int8", "fp8")
+  ],
 )
 def test_a_lane_samples_what_it_would_with_rounded_weights(name, dtype):
   config, params = MODELS[name], weights(MODELS[name])

@@ -235,7 +235,7 @@ def paged_rows(params, config, made, rows, page: int) -> Cache:
   return Cache(blocks=tuple(blocks), lengths=jnp.asarray(lengths, jnp.int32))
 
 
-@pytest.mark.parametrize("page", [4, 16])
+@pytest.mark.parametrize("page", [4, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", DEEP)
 def test_pages_that_rows_share_at_other_places_read_as_joined_slots(name, page):
   config = DEEP[name]

@@ -147,7 +147,7 @@ def test_documents_are_found_wherever_they_stand():
     library.add(ids_of("7 bytes"))
 
 
-@pytest.mark.parametrize("pattern", ["*-", "M-"])
+@pytest.mark.parametrize("pattern", [pytest.param("*-", marks=pytest.mark.slow), "M-"])
 def test_where_nothing_is_approximate_episodes_are_those_that_compute_everything(pattern):
   config = model(pattern)
   params = draw(config, seed=0)
