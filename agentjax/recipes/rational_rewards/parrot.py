@@ -185,7 +185,7 @@ def check_messages(comparison: str, critiques: str, *, key: int) -> tuple[Messag
   )
 
 
-def _rationale(preference: Preference, critiques: Mapping[Side, str], label: str) -> Rationale:
+def _rationale(preference: Preference, critiques: Mapping[str, str], label: str) -> Rationale:
   """Both critiques as one rationale, with the better answer at the letter ``label``."""
   order = _SIDES if label == "A" else _SIDES[::-1]
   comparison = {"question": question_text(preference.question)}
@@ -219,13 +219,13 @@ class UnusableError(Exception):
 
 async def write_critiques(
   preference: Preference, teacher: Judge, config: ParrotConfig
-) -> dict[Side, str]:
+) -> dict[str, str]:
   """The teacher's critiques of both answers.
 
   Raises:
     UnusableError: none of ``attempts`` replies has a grade and keeps the label to itself.
   """
-  found: dict[Side, str] = {}
+  found: dict[str, str] = {}
   for side in _SIDES:
     reasons = []
     for attempt in range(config.attempts):
@@ -260,7 +260,7 @@ class Checked:
 
 
 async def check_critiques(
-  preference: Preference, critiques: Mapping[Side, str], judge: Judge, config: ParrotConfig
+  preference: Preference, critiques: Mapping[str, str], judge: Judge, config: ParrotConfig
 ) -> Checked:
   """Whether the label follows from the critiques, for a judge that is not told."""
 
@@ -280,7 +280,7 @@ async def check_critiques(
 
 
 def student_rows(
-  preference: Preference, critiques: Mapping[Side, str], config: ParrotConfig
+  preference: Preference, critiques: Mapping[str, str], config: ParrotConfig
 ) -> Iterator[tuple[Message, ...]]:
   """A conversation an answer: the question of the part of the reward, and the critique."""
   for side in _SIDES:
