@@ -35,7 +35,7 @@ RECIPES = (
     tests=("tests/recipes/rational_rewards",),
     data="pairs.jsonl, two answers and the better one a row; DIR/train.jsonl and test.jsonl, a "
     "question a row",
-    figures="none yet in text; of drawings in docs/diffusion_nft.md",
+    figures="none yet in text; first ones of drawings in docs/diffusion_nft.md",
     ours="aspects of texts, as the paper's judge sees pictures; one critique an answer, where the "
     "paper has one a pair; all words of the prompts",
     missing="The student has to stand behind an endpoint to be a part of the reward; the run does "
