@@ -18,14 +18,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from agentjax.adapters.chat_endpoint.endpoint import (
-  EndpointConfig,
-  JudgeRefusedError,
-  endpoint_identity,
-)
-from agentjax.adapters.chat_endpoint.judge import ChoiceNotToldError, HttpJudge, HttpJudgeConfig
-from agentjax.adapters.engine_judge import EngineJudge
-from agentjax.config import Config, check
+from agentjax.adapters.chat_endpoint.endpoint import JudgeRefusedError
+from agentjax.adapters.chat_endpoint.judge import ChoiceNotToldError
+from agentjax.adapters.judge_model import JudgeModelConfig, open_judge
 from agentjax.data.conversations import openai_messages
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl, require_text
@@ -62,38 +57,6 @@ from agentjax.training.preferences import SOURCE
 from agentjax.trajectory.record import Message, Task
 
 RUBRICS, MARGINS = "rubrics.jsonl", "margins.jsonl"
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class JudgeModelConfig(Config):
-  """A model (``rewards.judges.Judge``) on disk or behind an endpoint.
-
-  Attributes:
-    path: RUN, RUN/checkpoints/STEP, or a Hugging Face folder; "" where it is behind ``http``.
-    sampling: of its replies.
-    max_tokens: of a reply.
-    http: of a model behind an endpoint, which does not get top_k and min_p.
-  """
-
-  path: str = ""
-  sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
-  max_tokens: int = 1024
-  http: EndpointConfig = dataclasses.field(default_factory=EndpointConfig)
-
-  def validate(self, path: str = "judge") -> None:
-    require = self.requirements(path)
-    require(
-      bool(self.path) != bool(self.http.base_url),
-      "path",
-      f"a run, a checkpoint or a Hugging Face folder, or '' with {path}.http.base_url set",
-    )
-    self.sampling.validate(f"{path}.sampling")
-    require(self.max_tokens >= 1, "max_tokens", ">= 1")
-    if not self.path:
-      self.http.validate(f"{path}.http")
-      for name in ("top_k", "min_p"):
-        value = getattr(self.sampling, name)
-        check(value == 0, f"{path}.sampling.{name}", value, f"0 with {path}.http")
 
 
 def generator_config() -> JudgeModelConfig:
@@ -218,8 +181,8 @@ def synthesise_rubrics(
   parts = build_parts(experiment, None, Extensions(tasks=TaskSplits([first], ())))
   pool, runner = ModelPool(experiment), LoopThread()
   try:
-    writes, written_with = _open(generator, pool, c2.seed)
-    weighs, weighed_with = _open(judge, pool, c2.seed)
+    writes, written_with = open_judge(generator, pool, c2.seed)
+    weighs, weighed_with = open_judge(judge, pool, c2.seed)
     settings = {"c2": c2.to_dict(), "generator": written_with, "judge": weighed_with}
     folder = _Folder(claim(output, settings, (RUBRICS, MARGINS, GIVEN_UP)), pairs, c2)
     resumed = folder.resumed
@@ -241,25 +204,6 @@ def synthesise_rubrics(
     )
   data = write_c2(output, found, parts, seed=c2.seed)
   return RubricsWritten(len(pairs), rubrics, len(folder.given_up.rows), resumed, data)
-
-
-def _open(
-  config: JudgeModelConfig, pool: ModelPool, seed: int
-) -> tuple[LetterJudge, dict[str, Any]]:
-  """A judge, and what tells it from others."""
-  sampling, tokens = config.sampling, config.max_tokens
-  made_with = {"sampling": sampling.to_dict(), "max_tokens": tokens}
-  if config.path:
-    engine, chat, identity = pool.serve(config.path)
-    judge = EngineJudge(engine, chat, sampling, max_tokens=tokens, seed=seed)
-    return judge, {"policy": identity, **made_with}
-  http = HttpJudgeConfig(
-    **config.http.to_dict(),
-    temperature=sampling.temperature,
-    top_p=sampling.top_p,
-    max_tokens=tokens,
-  )
-  return HttpJudge(http), {**endpoint_identity(config.http), **made_with}
 
 
 class _Folder:

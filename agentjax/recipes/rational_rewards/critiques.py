@@ -52,6 +52,18 @@ class Critique:
     return self.sections.get("request refinement")
 
 
+def critique_request(aspects: Sequence[str]) -> str:
+  """Asks for the four sections of a critique, with a grade for each aspect in the second."""
+  lines = "\n".join(f"{aspect}: 1 to 4, or N/A, and why" for aspect in aspects)
+  return (
+    "Write a critique of the answer under these four headings, each on a line of its own.\n\n"
+    "## Request analysis\nWhat is asked for.\n\n"
+    f"## Detailed judgement\n{lines}\n\n"
+    "## Summary\nWhat is good and what is not.\n\n"
+    "## Request refinement\nThe request in words that would lead to a better answer."
+  )
+
+
 def read_critique(text: str, aspects: Sequence[str] = GENERATION) -> Critique:
   """Reads grades and sections. If an aspect is graded twice, the last grade in range counts.
 

@@ -12,7 +12,11 @@ from typing import Literal
 
 from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
 from agentjax.config import check
-from agentjax.recipes.rational_rewards.critiques import critique_reward, read_critique
+from agentjax.recipes.rational_rewards.critiques import (
+  critique_request,
+  critique_reward,
+  read_critique,
+)
 from agentjax.rewards.graph import Scorer
 from agentjax.rewards.judges import (
   Judge,
@@ -31,6 +35,8 @@ from agentjax.rewards.scorer_config import ScorerConfig
 from agentjax.sandbox.config import Sandboxes
 from agentjax.trajectory.record import Message, Reward, Task, Trajectory
 
+DEFAULT_ASPECTS = ("faithfulness", "correctness", "clarity")
+
 
 @dataclasses.dataclass(unsafe_hash=True)
 class RationalRewardsConfig(ScorerConfig):
@@ -43,7 +49,7 @@ class RationalRewardsConfig(ScorerConfig):
     seed: of the judge's randomness, with the address of what it judges.
   """
 
-  aspects: tuple[str, ...] = ("faithfulness", "correctness", "clarity")
+  aspects: tuple[str, ...] = DEFAULT_ASPECTS
   unreadable: Literal["invalid", "zero"] = "invalid"
   judge: HttpJudgeConfig = dataclasses.field(default_factory=HttpJudgeConfig)
   seed: int = 0
@@ -90,21 +96,14 @@ class CritiqueScorer:
 def critique_messages(
   question: Sequence[Message], answer: str, aspects: tuple[str, ...], *, key: int
 ) -> tuple[Message, ...]:
-  """Asks for the four sections of a critique, with a grade for each aspect in the second."""
+  """Asks for a critique of an answer."""
   shown = question_text(question)
   mark = nonce(key, shown, answer)
-  lines = "\n".join(f"{aspect}: 1 to 4, or N/A, and why" for aspect in aspects)
-  asked = (
-    "Write a critique of the answer under these four headings, each on a line of its own.\n\n"
-    "## Request analysis\nWhat is asked for.\n\n"
-    f"## Detailed judgement\n{lines}\n\n"
-    "## Summary\nWhat is good and what is not.\n\n"
-    "## Request refinement\nThe request in words that would lead to a better answer."
-  )
+  material = f"{delimit('question', shown, mark)}\n\n{delimit('answer', answer, mark)}"
   return (
     Message("system", "You judge answers strictly and fairly. " + material_notice(mark)),
     ask_about(
       question,
-      f"{delimit('question', shown, mark)}\n\n{delimit('answer', answer, mark)}\n\n{asked}",
+      f"{material}\n\n{critique_request(aspects)}",
     ),
   )

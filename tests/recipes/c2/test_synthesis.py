@@ -17,6 +17,7 @@ import pytest
 from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig, JudgeRefusedError
 from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
 from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
+from agentjax.adapters.judge_model import JudgeModelConfig
 from agentjax.config import ConfigError
 from agentjax.data import DataError, TaskSplits
 from agentjax.engine import SamplingConfig
@@ -25,7 +26,6 @@ from agentjax.recipes.c2 import rubrics, runs, synthesis
 from agentjax.recipes.c2.rubrics import C2Config
 from agentjax.recipes.c2.runs import generator_rows, write_c2
 from agentjax.recipes.c2.synthesis import (
-  JudgeModelConfig,
   generator_config,
   judge_config,
   read_pairs,
