@@ -87,7 +87,7 @@ class GeneratorConfig(Config):
     optimizer: of imitation. tuning: of the updates on edited trajectories.
   """
 
-  width: PositiveInt = 96
+  width: PositiveInt = 64
   blocks: PositiveInt = 2
   denoising_steps: PositiveInt = 5
   optimizer: OptimizerConfig = dataclasses.field(
@@ -112,7 +112,7 @@ class DiscriminatorConfig(Config):
     optimizer: of its updates.
   """
 
-  width: PositiveInt = 96
+  width: PositiveInt = 64
   candidates: AtLeastTwo = 16
   temperature: PositiveFloat = 0.2
   clip: PositiveShare = 0.2
@@ -198,13 +198,13 @@ class TrainingConfig(Config):
   test_scenarios: PositiveInt = 512
   imitation_steps: PositiveInt = 12000
   imitation_batch: PositiveInt = 256
-  rounds: PositiveInt = 96
+  rounds: PositiveInt = 64
   round_scenarios: PositiveInt = 32
   group: AtLeastTwo = 4
   least_spread: NonNegativeFloat = 0.02
   buffer: PositiveInt = 8
   discriminator_steps: PositiveInt = 8
-  discriminator_batch: PositiveInt = 512
+  discriminator_batch: PositiveInt = 256
   generator_every: PositiveInt = 8
   generator_steps: PositiveInt = 40
   generator_batch: PositiveInt = 256
