@@ -13,7 +13,7 @@ RECIPES = (
     commands=("python -m agentjax.recipes.diffusion_nft.draw --output=runs/drawings",),
     tests=("tests/recipes/diffusion_nft",),
     data="none; drawings of 32 by 32 pixels are rendered",
-    figures="the two critics alone, docs/diffusion_nft.md",
+    figures="right attributes 28.3 % -> 37.2 % by the rational critic, 27.0 % by the scalar one",
     ours="drawings, networks and their sizes; teacher, annotator and how a prompt is edited",
     missing="LoRA, guidance and generators of real images",
     page="diffusion_nft.md",
