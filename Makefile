@@ -37,7 +37,7 @@ test: $(VENV)/.ready
 	JAX_PLATFORMS=cpu XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0" $(BIN)/python -m pytest \
 	  -n $(WORKERS) --dist worksteal -m "not slow and not tpu and not optimised" tests
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
-	  -m "optimised and not slow and not tpu" tests
+	  -m "optimised and not slow and not tpu" $$(grep -rl --include='*.py' mark.optimised tests)
 
 test-slow: $(VENV)/.ready
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 1 -m slow tests

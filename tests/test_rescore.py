@@ -164,7 +164,9 @@ WORLDS = ("word_problems", "code", "sql", "repair", "mle", "pivot_arguments", "b
           "frozen_lake", "sokoban", "countdown")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize(
+  "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("repair", "mle") else n for n in WORLDS]
+)
 def test_every_world_scores_its_stored_episodes_to_the_rewards_they_had(name, tmp_path):
   gated = GATED[name]
   if gated.needs is not None:

@@ -18,7 +18,15 @@ def gym(name, size=30, seed=0, **parameters):
   return load_reasoning_gym(config, train_size=size, test_size=10, seed=seed)
 
 
-@pytest.mark.parametrize("name", ["chain_sum", "leg_counting", "basic_arithmetic", "word_sorting"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    "chain_sum",
+    "word_sorting",
+    pytest.param("leg_counting", marks=pytest.mark.slow),
+    pytest.param("basic_arithmetic", marks=pytest.mark.slow),
+  ],
+)
 def test_any_reasoning_gym_data_set_gives_tasks_its_verifier_accepts(name):
   splits = gym(name)
   assert (len(splits.train), len(splits.test)) == (30, 10)

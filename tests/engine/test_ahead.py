@@ -54,7 +54,13 @@ async def busy(engine, index: int):
 
 @pytest.mark.parametrize(
   "changes",
-  [{}, {"cache_tokens": 64}, {"speculate": "ngram"}, {"slots": 8, "lanes": 2}],
+  [
+    {"cache_tokens": 64},
+    *(
+      pytest.param(changes, marks=pytest.mark.slow)
+      for changes in ({}, {"speculate": "ngram"}, {"slots": 8, "lanes": 2})
+    ),
+  ],
   ids=str,
 )
 def test_whatever_ends_a_call_what_was_drawn_past_it_is_gone(make_engine, changes):

@@ -158,7 +158,7 @@ class World:
       engine.publish(params, 0)
 
 
-@pytest.fixture(scope="module", params=["hybrid", "windows"])
+@pytest.fixture(scope="module", params=["hybrid", pytest.param("windows", marks=pytest.mark.slow)])
 def world(request, model_config) -> Iterator[World]:
   config = model_config if request.param == "hybrid" else local(11)
   made = World(config, tuple(models.init(config, jax.random.key(i)) for i in range(2)))

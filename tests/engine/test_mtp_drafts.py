@@ -179,6 +179,7 @@ def test_heads_that_know_the_model_save_most_of_its_steps(model_config, untouche
   assert stats.drafted_tokens == 3 * 7
 
 
+@pytest.mark.slow
 def test_grammars_forced_ids_and_drafts_go_together(model_config, params):
   grammar = compile_schema(SCHEMA, TOKENIZER, STOP)
   engines = []

@@ -88,6 +88,7 @@ def test_half_of_bfloat16_and_a_measured_gap_to_the_trainer():
   assert held["int8"] == held["fp8"] < 0.3 * held[None]  # which is float32
 
 
+@pytest.mark.slow
 def test_adapters_are_applied_beside_narrow_weights():
   config = MODELS["hybrid"]
   lora = LoraConfig(rank=2)

@@ -325,7 +325,7 @@ def test_impossible_sizes_name_the_field(changes, field):
     EngineConfig(**changes).validate()
 
 
-@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_narrow_keys_and_values_take_a_third_and_round_log_probs(dtype):
   """Of an attention model; whoever reads them, and in whichever pieces, reads the same."""
   config = models.ModelConfig(

@@ -123,7 +123,7 @@ def play(engine: Engine, *, ahead: bool, calls: int = 4):
     # In one piece for each dispatch.
     pytest.param(local(21), {"max_length": 248}, id="laid out", marks=SLOW),
     pytest.param(local(21, "Llgr"), {"speculate": "ngram"}, id="drafts", marks=SLOW),
-    pytest.param(local(21), {"cache_dtype": "int8"}, id="int8"),
+    pytest.param(local(21), {"cache_dtype": "int8"}, id="int8", marks=SLOW),
     pytest.param(two_passes(20), {}, id="two passes", marks=SLOW),
   ],
 )

@@ -81,6 +81,7 @@ def wave(tokens, hidden):
   return jnp.sum(jnp.sin(hidden * (1.0 + tokens[..., None] % 3)), axis=-1)
 
 
+@pytest.mark.slow
 def test_sequences_of_different_depth_in_one_row_are_the_programs_written_out(tiny):
   """Values, and the gradient that stops before the last iterations; remat changes neither."""
   config = dataclasses.replace(looped(tiny, start="zeros"), remat="block")

@@ -238,6 +238,7 @@ def _is_jaxpr(value):
   return hasattr(value, "eqns") or hasattr(value, "jaxpr")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("remat", "block"), [("none", 2), ("block", 8)])
 def test_nothing_of_the_size_of_a_frozen_weight_is_computed(remat, block):
   """Every dimension of the model differs, so that a shape tells what an array is."""

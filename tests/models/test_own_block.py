@@ -64,6 +64,7 @@ def test_decoding_computes_what_training_computes():
   np.testing.assert_allclose(computed.decode_logits, wanted, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_packed_sequences_are_apart():
   config = own_config()
   params = models.init(config, jax.random.key(1))

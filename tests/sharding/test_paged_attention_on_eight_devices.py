@@ -12,6 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -135,6 +136,7 @@ def _call_named(call, **given):
   return call(given)
 
 
+@pytest.mark.slow
 def test_heads_over_devices_give_what_one_device_does(on_eight_devices):
   assert "all agree" in on_eight_devices(__file__)
 

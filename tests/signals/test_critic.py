@@ -89,6 +89,7 @@ class Bench:
     return state_values(weights, forward(weights.policy, ATTENTION, *ids).hidden)
 
 
+@pytest.mark.slow
 def test_its_values_are_those_of_its_own_model():
   bench = Bench(rows=2)
   found = bench.values()

@@ -89,6 +89,7 @@ def experiment(**changes) -> Experiment:
   return made
 
 
+@pytest.mark.slow
 def test_it_is_trained_and_goes_on_with_what_it_has_learnt(tmp_path):
   Remembering.seen.clear(), Remembering.started.clear()
   assert Run(experiment(), tmp_path / "straight", console=quiet()).train().finished

@@ -177,6 +177,7 @@ def crashed(directory, schedule, step):
   train_until_killed(run(directory, schedule), step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_one_step_off_crashed_in_an_update_ends_with_the_same_bits(finished, tmp_path, step):
   crashed(tmp_path / "run", ONE, step)

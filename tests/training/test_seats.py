@@ -84,6 +84,7 @@ def versions(episodes, policy):
   return dict(found)
 
 
+@pytest.mark.slow
 def test_self_play_against_a_snapshot_goes_on_after_a_kill_with_the_same_bits(tmp_path):
   seats = {"white": SnapshotSeat(every=2)}
   made(tmp_path / "straight", seats=seats).train()

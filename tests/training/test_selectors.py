@@ -216,6 +216,7 @@ def test_in_sync_the_groups_are_the_first_in_order_that_pass(finished):
   assert order[-1] == passed[-1]  # nothing began that was not needed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", _EACH[:2])
 def test_a_crash_changes_nothing(finished, tmp_path, schedule):
   train_until_killed(run(tmp_path / "run", **with_selection(BAND, schedule)), 6)

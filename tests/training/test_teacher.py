@@ -377,6 +377,7 @@ def test_without_the_prompt_only_its_first_token_and_what_was_said_after_it_stay
   assert without_prompt(dataclasses.replace(sequence, weights=sequence.weights * 0)) is None
 
 
+@pytest.mark.slow
 def test_dsrl_pushes_wrong_answers_away_whatever_was_asked_then_turns_to_grpo(tmp_path):
   """The first phase is blind to prompts and to right answers; the reference follows its end."""
   phase = PhaseConfig(steps=1, objective=preset("nsr_prerl"), context="response")

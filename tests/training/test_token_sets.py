@@ -56,6 +56,7 @@ def _loss(directory, sets):
   return learner.supervised_step(learner.initial_state("supervised"), tasks)[1]["loss"]
 
 
+@pytest.mark.slow
 def test_the_loss_runs_over_the_sets_alone(tmp_path):
   assert _loss(tmp_path, PairConfig()) == pytest.approx(0.0, abs=1e-6)
   assert 0.1 < _loss(tmp_path, PairConfig(alone=False)) < _loss(tmp_path, None) - 0.5

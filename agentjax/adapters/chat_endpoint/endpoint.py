@@ -9,7 +9,7 @@ import asyncio
 import base64
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentjax.adapters.http_client import NoAnswerError, NoTokenError, exchange, load_aiohttp
@@ -107,8 +107,14 @@ def _part(config: EndpointConfig, part: Part) -> dict[str, Any]:
   return {"type": "image_url", "image_url": {"url": url}}
 
 
-async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[str, Any]:
-  """The answer of ``POST base_url/path``, with at least one choice.
+async def send(
+  config: EndpointConfig,
+  path: str,
+  body: Mapping[str, Any],
+  user: str,
+  most_bytes: int | None = None,
+) -> tuple[str, int, bytes]:
+  """Address, status and bytes of the answer of ``POST base_url/path``, whatever the status is.
 
   Holds no connection between calls, so that threads with event loops of their own may share it.
 
@@ -116,12 +122,14 @@ async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[
     config: of the endpoint.
     path: such as "chat/completions".
     body: of the request; the model's name is added.
+    user: what needs aiohttp, for the message where it is missing.
+    most_bytes: of an answer; None takes any.
 
   Raises:
-    JudgeUnavailableError: no connection, a time-out, or the statuses 408, 429 and 5xx.
-    JudgeRefusedError: any other refusal, no key in the environment, or no choice.
+    JudgeUnavailableError: no connection, no answer in time, or an answer that is too long.
+    JudgeRefusedError: no key in the environment.
   """
-  aiohttp = load_aiohttp("a model")
+  aiohttp = load_aiohttp(user)
   url = f"{config.base_url.rstrip('/')}/{path}"
   limit = aiohttp.ClientTimeout(total=config.timeout)
   try:
@@ -132,11 +140,28 @@ async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[
         url,
         body={"model": config.model, **body},
         token_variable=config.api_key_variable or None,
+        most_bytes=most_bytes,
       )
   except NoTokenError as error:
     raise JudgeRefusedError(str(error)) from None
   except NoAnswerError as error:
     raise JudgeUnavailableError(str(error)) from error
+  return url, status, data
+
+
+async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[str, Any]:
+  """The answer of ``POST base_url/path``, with at least one choice.
+
+  Args:
+    config: of the endpoint.
+    path: such as "chat/completions".
+    body: of the request; the model's name is added.
+
+  Raises:
+    JudgeUnavailableError: no connection, a time-out, or the statuses 408, 429 and 5xx.
+    JudgeRefusedError: any other refusal, no key in the environment, or no choice.
+  """
+  url, status, data = await send(config, path, body, "a model")
   if status in (408, 429) or status >= 500:
     raise JudgeUnavailableError(f"{url} answered {status}: {_text(data[:200])}")
   if status != 200:

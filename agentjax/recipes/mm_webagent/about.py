@@ -11,11 +11,12 @@ RECIPES = (
       "is paid for its plan."
     ),
     commands=(
-      ("python -m agentjax.recipes.mm_webagent.make --output=runs/pages --count=10"),
-      ("python -m agentjax.train --config=configs/mm_webagent_planner.py --workdir=runs/planner"),
+      "python -m agentjax.recipes.mm_webagent.make --output=runs/page \\\n"
+      "  --request='A page \"Harbor Books\" with a photo of a harbor and a bar chart.'",
+      "python -m agentjax.train --config=configs/mm_webagent_planner.py --workdir=runs/planner",
     ),
     tests=("tests/recipes/mm_webagent",),
-    data="briefs, generated; requests of your own",
+    data="requests, generated; requests of your own",
     figures="docs/mm_webagent.md",
     page="mm_webagent.md",
   ),

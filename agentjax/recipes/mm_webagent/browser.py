@@ -161,7 +161,14 @@ class Browser:
     await self.close()
 
   async def start(self) -> None:
-    """Starts the program and connects to it."""
+    """Starts the program and connects to it; what has begun ends again if that fails."""
+    try:
+      await self._start()
+    except BaseException:
+      await self.close()
+      raise
+
+  async def _start(self) -> None:
     self._folder = tempfile.TemporaryDirectory(prefix="pages-", ignore_cleanup_errors=True)
     read_theirs, write_ours = os.pipe()
     read_ours, write_theirs = os.pipe()
@@ -375,8 +382,9 @@ class Browser:
           answer.set_exception(BrowserError(f"the browser has ended: {self._last_words()}"))
 
   def _last_words(self) -> str:
+    if self._folder is None:  # closed
+      return ""
     try:
-      assert self._folder is not None
       text = pathlib.Path(self._folder.name, "stderr").read_text(errors="replace")
     except OSError:
       return ""

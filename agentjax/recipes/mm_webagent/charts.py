@@ -46,6 +46,15 @@ try {
 """
 
 
+class Series(NamedTuple):
+  """A series as an option shows it: a number for each category."""
+
+  kind: str
+  name: str
+  categories: tuple[str, ...]
+  values: tuple[float, ...]
+
+
 class Table(NamedTuple):
   """Categories and one column of numbers for each series; NaN where a cell holds none."""
 
@@ -87,7 +96,9 @@ def read_table(markdown: str) -> Table | None:
 
 def read_number(text: str) -> float:
   """``$1,200`` -> 1200, ``45%`` -> 45; NaN if there is no number."""
-  found = re.fullmatch(r"[^\d+.-]{0,3}([+-]?[\d,]*\.?\d+)\s*([kKmM%]?)\D{0,12}", text.strip())
+  found = re.fullmatch(
+    r"[^\d+.-]{0,3}([+-]?[\d,]*(?:\.\d+|(?<=\d)))\s*([kKmM%]?)\D{0,12}", text.strip()
+  )
   if found is None:
     return math.nan
   scale = {"k": 1e3, "m": 1e6}.get(found[2].lower(), 1.0)
@@ -164,7 +175,7 @@ def chart_issues(asset: Asset, option: Mapping[str, Any]) -> list[Issue]:
   issue each, up to five.
   """
   shown = list(_series(option))
-  if not any(values for _, _, _, values in shown):
+  if not any(one.values for one in shown):
     return [Issue("chart", "chart_blank", "the chart has no data", asset.path)]
   issues: list[Issue] = []
 
@@ -172,7 +183,7 @@ def chart_issues(asset: Asset, option: Mapping[str, Any]) -> list[Issue]:
     issues.append(Issue("chart", code, detail, asset.path))
 
   wanted = chart_type(asset.attributes["chart_type"])
-  kinds = {kind for kind, *_ in shown}
+  kinds = {one.kind for one in shown}
   if wanted not in kinds:
     add("chart_type", f"it is {', '.join(sorted(kinds))}; the plan wants {wanted}")
   if not _text_of(option.get("title")):
@@ -194,7 +205,7 @@ def drawn_issues(asset: Asset, option: Mapping[str, Any], facts: ChartFacts | No
     why = facts.error or "nothing is drawn"
     return [Issue("chart", "chart_blank", f"the frame is blank: {why}", asset.path)]
   issues = []
-  points = sum(len(values) for kind, _, _, values in _series(option) if kind in ("bar", "pie"))
+  points = sum(len(one.values) for one in _series(option) if one.kind in ("bar", "pie"))
   if facts.marks < points:
     detail = f"{facts.marks} marks are drawn for {points} values"
     issues.append(Issue("chart", "chart_marks", detail, asset.path))
@@ -204,23 +215,24 @@ def drawn_issues(asset: Asset, option: Mapping[str, Any], facts: ChartFacts | No
   return issues
 
 
-def _data_faults(
-  table: Table, shown: Sequence[tuple[str, str, tuple[str, ...], tuple[float, ...]]]
-) -> Iterator[tuple[str, str]]:
+def _data_faults(table: Table, shown: Sequence[Series]) -> Iterator[tuple[str, str]]:
   """(code, detail) of each difference between a table and the series that are shown."""
-  by_name = {name.lower(): (names, values) for _, name, names, values in shown}
+  by_name = {one.name.lower(): one for one in shown}
   wrong = 0
   columns = list(table.series.items())
-  if any(kind == "pie" for kind, *_ in shown):
+  if any(one.kind == "pie" for one in shown):
     columns = columns[:1]
   for number, (name, column) in enumerate(columns):
     found = by_name.get(name.lower())
     if found is None and number < len(shown) and len(columns) == len(shown):
-      found = shown[number][2:]  # a series without this name, at its place
+      found = shown[number]  # a series without this name, at its place
     if found is None:
       yield "chart_series", f"the series {name!r} is missing"
       continue
-    at = {category.lower(): value for category, value in zip(*found, strict=False)}
+    at = {
+      category.lower(): value
+      for category, value in zip(found.categories, found.values, strict=True)
+    }
     for category, value in zip(table.categories, column, strict=True):
       if math.isnan(value):
         continue
@@ -240,10 +252,7 @@ def _data_faults(
     yield "chart_extra", f"it shows {len(shown)} series; the table has {len(columns)}"
 
 
-def _series(
-  option: Mapping[str, Any],
-) -> Iterator[tuple[str, str, tuple[str, ...], tuple[float, ...]]]:
-  """(type, name, categories, values) of each series."""
+def _series(option: Mapping[str, Any]) -> Iterator[Series]:
   series = option.get("series")
   for one in series if isinstance(series, list) else [series]:
     if not isinstance(one, dict):
@@ -266,7 +275,8 @@ def _series(
       if isinstance(value, int | float) and not isinstance(value, bool):
         names.append(name)
         values.append(float(value))
-    yield str(one.get("type", "")), str(one.get("name", "")), tuple(names), tuple(values)
+    kind, title = str(one.get("type", "")), str(one.get("name", ""))
+    yield Series(kind, title, tuple(names), tuple(values))
 
 
 def _axis(option: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -316,14 +326,14 @@ def draw_svg(option: Mapping[str, Any]) -> str:
   colours = [str(c) for c in colours] if isinstance(colours, list) and colours else list(COLOURS)
   style = option.get("textStyle")
   ink = str(style.get("color", "#333")) if isinstance(style, dict) else "#333"
-  shown = [(k, n, names, values) for k, n, names, values in _series(option) if values]
+  shown = [one for one in _series(option) if one.values]
   parts = [_label(_WIDTH / 2, 26, _text_of(option.get("title")), ink, 16, "middle")]
-  if shown and shown[0][0] == "pie":
+  if shown and shown[0].kind == "pie":
     parts += _draw_pie(shown[0], colours, ink)
   elif shown:
     parts += _draw_axes(shown, colours, ink)
     if "legend" in option:
-      parts += _draw_legend([name for _, name, *_ in shown], colours, ink)
+      parts += _draw_legend([one.name for one in shown], colours, ink)
   return (
     f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {_HEIGHT}' width='100%' "
     f"height='100%' font-family='sans-serif'>{''.join(parts)}</svg>"
@@ -346,11 +356,8 @@ def _draw_legend(names: Sequence[str], colours: Sequence[str], ink: str) -> Iter
     yield _label(x + 18, 391, name[:16], ink, 12, "start")
 
 
-def _draw_pie(
-  shown: tuple[str, str, tuple[str, ...], tuple[float, ...]], colours: Sequence[str], ink: str
-) -> Iterator[str]:
-  _, _, names, values = shown
-  values = tuple(max(v, 0.0) for v in values)
+def _draw_pie(shown: Series, colours: Sequence[str], ink: str) -> Iterator[str]:
+  names, values = shown.categories, tuple(max(v, 0.0) for v in shown.values)
   total, angle = sum(values) or 1.0, -math.pi / 2
   x0, y0, r = _WIDTH / 2, 220.0, 130.0
   for i, (name, value) in enumerate(zip(names, values, strict=True)):
@@ -368,13 +375,9 @@ def _draw_pie(
     angle += turn
 
 
-def _draw_axes(
-  shown: Sequence[tuple[str, str, tuple[str, ...], tuple[float, ...]]],
-  colours: Sequence[str],
-  ink: str,
-) -> Iterator[str]:
-  names = max((n for _, _, n, _ in shown), key=len)
-  values = [v for *_, one in shown for v in one]
+def _draw_axes(shown: Sequence[Series], colours: Sequence[str], ink: str) -> Iterator[str]:
+  names = max((one.categories for one in shown), key=len)
+  values = [value for one in shown for value in one.values]
   low, high = min(0.0, *values), max(0.0, *values)
   high = high if high > low else low + 1.0
   left, top, width, height = 60.0, 52.0, 556.0, 272.0
@@ -397,23 +400,22 @@ def _draw_axes(
     if i % every == 0:
       most = max(3, int(step * every / 7))
       yield _label(left + step * (i + 0.5), top + height + 20, name[:most], ink)
-  bars = [s for s in shown if s[0] not in ("line", "scatter")]
+  bars = [one for one in shown if one.kind not in ("line", "scatter")]
   wide = 0.7 * step / max(len(bars), 1)
   for number, one in enumerate(shown):
-    kind, _, _, series = one
     colour = html.escape(colours[number % len(colours)])
-    centres = [left + step * (i + 0.5) for i in range(len(series))]
+    centres = [left + step * (i + 0.5) for i in range(len(one.values))]
     if one in bars:
       shift = (bars.index(one) - len(bars) / 2) * wide
-      for x, value in zip(centres, series, strict=True):
+      for x, value in zip(centres, one.values, strict=True):
         y, bottom = sorted((at(value), at(0)))
         yield (
           f"<rect class='mark' x='{x + shift:.1f}' y='{y:.1f}' width='{0.92 * wide:.1f}' "
           f"height='{max(bottom - y, 0.5):.1f}' fill='{colour}'/>"
         )
       continue
-    pairs = [f"{x:.1f},{at(v):.1f}" for x, v in zip(centres, series, strict=True)]
-    if kind == "line":
+    pairs = [f"{x:.1f},{at(v):.1f}" for x, v in zip(centres, one.values, strict=True)]
+    if one.kind == "line":
       yield (
         f"<polyline points='{' '.join(pairs)}' fill='none' stroke='{colour}' stroke-width='3'/>"
       )

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from agentjax.recipes.mm_webagent.score import MediaFacts
 from agentjax.rewards.judges import question_key
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -142,9 +141,10 @@ async def make_draft(
   draft = Draft(plan, "", {}, {}, {})
 
   async def work(asset: Asset) -> Any:
+    order = Order(brief, plan, question_key(key, asset.path), asset)
     async with room:
       try:
-        return await make_asset(brief, plan, asset, makers, config, key)
+        return await attempt(makers, order, config)
       except ImportError:
         raise
       except Exception as error:  # the page is made without it, and its score tells
@@ -155,29 +155,15 @@ async def make_draft(
   for asset, one in zip(plan.assets, made, strict=True):
     draft = await asyncio.to_thread(draft.with_asset, asset, one)
   order = Order(brief, plan, question_key(key, "page"))
-  return draft.with_page(await attempt(makers.page, order, config))
+  return draft.with_page(await attempt(makers, order, config))
 
 
-async def make_asset(
-  brief: Brief,
-  plan: Plan,
-  asset: Asset,
-  makers: Makers,
-  config: ExecuteConfig,
-  key: int,
-  issues: Sequence[Issue] = (),
-  before: Any = None,
-) -> Any:
-  """One asset; see ``Order``."""
-  order = Order(brief, plan, question_key(key, asset.path), asset, tuple(issues), before)
-  return await attempt(getattr(makers, asset.kind), order, config)
-
-
-async def attempt(maker: Callable[[Order], Awaitable[T]], order: Order, config: ExecuteConfig) -> T:
-  """What a maker makes; after an error it is asked again with another key.
+async def attempt(makers: Makers, order: Order, config: ExecuteConfig) -> Any:
+  """What an order is for; after an error its maker is asked again with another key.
 
   An ImportError is not tried again: a package is missing.
   """
+  maker = makers.page if order.asset is None else getattr(makers, order.asset.kind)
   for number in range(config.attempts):
     key = question_key(order.key, "attempt", number)
     try:

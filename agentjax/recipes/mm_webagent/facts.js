@@ -90,7 +90,7 @@
   const readText = (element, style) => {
     const own = [...element.childNodes].filter((n) => n.nodeType === 3 && n.data.trim());
     if (!own.length || texts.length >= limit) return;
-    const inline = style.display.startsWith('inline') && style.display === 'inline';
+    const inline = style.display === 'inline';
     const range = document.createRange();
     if (inline) range.selectNodeContents(element);
     else { range.setStartBefore(own[0]); range.setEndAfter(own[own.length - 1]); }

@@ -14,14 +14,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig, JudgeRefusedError
-from agentjax.adapters.http_client import NoAnswerError, NoTokenError, exchange, load_aiohttp
+from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig, send
+from agentjax.adapters.http_client import load_aiohttp
 from agentjax.recipes.mm_webagent.brief import Brief
 from agentjax.recipes.mm_webagent.draw import image_facts
 from agentjax.recipes.mm_webagent.execute import Order
 from agentjax.recipes.mm_webagent.issues import Issue
-from agentjax.recipes.mm_webagent.plan import ATTRIBUTES, CONTEXT, SECONDS, SIZES, Plan, PlanError
-from agentjax.recipes.mm_webagent.plan import read_plan as read
+from agentjax.recipes.mm_webagent.plan import (
+  ATTRIBUTES,
+  CONTEXT,
+  SECONDS,
+  SIZES,
+  Plan,
+  PlanError,
+  read_plan,
+)
 from agentjax.rewards.judges import (
   Judge,
   JudgeUnavailableError,
@@ -33,6 +40,7 @@ from agentjax.rewards.judges import (
 )
 from agentjax.trajectory.record import Message
 
+_GENERATOR = "a generator of images"
 _MOST_IMAGE_BYTES = 64 * 2**20
 
 PLAN = "You plan web pages."
@@ -71,7 +79,7 @@ async def ask_plan(judge: Judge, brief: Brief, *, attempts: int, key: int) -> Pl
   for number in range(attempts):
     reply = await ask(judge, messages, key=question_key(key, "plan", number))
     try:
-      return read(json_object(reply))
+      return read_plan(json_object(reply))
     except PlanError as error:
       if number + 1 == attempts:
         raise
@@ -125,35 +133,16 @@ class HttpImages:
 
   def __init__(self, config: EndpointConfig):
     config.validate("images")
-    load_aiohttp("a generator of images")
+    load_aiohttp(_GENERATOR)
     self._config = config
 
   async def __call__(self, order: Order) -> bytes:
-    asset, config = order.item, self._config
+    asset = order.item
     assert asset.size is not None
-    body = {
-      "model": config.model,
-      "prompt": image_prompt(order),
-      "size": "{}x{}".format(*asset.size),
-      "n": 1,
-    }
-    aiohttp = load_aiohttp("a generator of images")
-    limit = aiohttp.ClientTimeout(total=config.timeout)
-    url = f"{config.base_url.rstrip('/')}/images/generations"
-    try:
-      async with aiohttp.ClientSession(timeout=limit) as session:
-        status, data = await exchange(
-          session,
-          "POST",
-          url,
-          body=body,
-          token_variable=config.api_key_variable or None,
-          most_bytes=_MOST_IMAGE_BYTES,
-        )
-    except NoTokenError as error:
-      raise JudgeRefusedError(str(error)) from None
-    except NoAnswerError as error:
-      raise JudgeUnavailableError(str(error)) from error
+    body = {"prompt": image_prompt(order), "size": "{}x{}".format(*asset.size), "n": 1}
+    url, status, data = await send(
+      self._config, "images/generations", body, _GENERATOR, _MOST_IMAGE_BYTES
+    )
     if status != 200:
       raise JudgeUnavailableError(f"{url} answered {status}: {data[:200].decode(errors='replace')}")
     return read_picture(data, url)

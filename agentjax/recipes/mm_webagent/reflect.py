@@ -29,9 +29,8 @@ from agentjax.recipes.mm_webagent.execute import (
   Makers,
   Order,
   attempt,
-  make_asset,
 )
-from agentjax.recipes.mm_webagent.plan import Asset, Kind
+from agentjax.recipes.mm_webagent.plan import Kind
 from agentjax.recipes.mm_webagent.score import Scores
 from agentjax.rewards.judges import question_key
 
@@ -122,18 +121,18 @@ async def reflect(
         enough = min(score, found.scores.aspects.get(kind, 1.0)) >= config.trigger
         if enough or score >= config.frozen or not own:
           break
-        make = _again(brief, found.draft, asset, makers, execute, question_key(key, number))
-        found = await _try(found, asset.path, number, make(own), judged)
+        address = question_key(question_key(key, number), asset.path)
+        order = Order(brief, draft.plan, address, asset, own, found.draft.made(asset))
+        making = _again(found.draft, order, makers, execute)
+        found = await _try(found, asset.path, number, making, judged)
   for number in range(config.page_rounds):
     issues = tuple(i for i in found.scores.issues if i.of_page)
     if not issues or not _page_is_low(found.scores, config.trigger):
       break
-    order = Order(
-      brief, draft.plan, question_key(key, "page", number), None, issues, found.draft.page
-    )
-    found = await _try(
-      found, "page", number, _page_again(found.draft, order, makers, execute), judged
-    )
+    address = question_key(key, "page", number)
+    order = Order(brief, draft.plan, address, None, issues, found.draft.page)
+    making = _again(found.draft, order, makers, execute)
+    found = await _try(found, "page", number, making, judged)
   return found
 
 
@@ -144,21 +143,10 @@ def _page_is_low(scores: Scores, trigger: float) -> bool:
   )
 
 
-def _again(
-  brief: Brief, draft: Draft, asset: Asset, makers: Makers, execute: ExecuteConfig, key: int
-) -> Callable[[Any], Awaitable[Draft]]:
-  async def make(issues: Any) -> Draft:
-    before = draft.made(asset)
-    made = await make_asset(
-      brief, draft.plan, asset, makers, execute, key, issues=issues, before=before
-    )
-    return draft.with_asset(asset, made)
-
-  return make
-
-
-async def _page_again(draft: Draft, order: Order, makers: Makers, execute: ExecuteConfig) -> Draft:
-  return draft.with_page(await attempt(makers.page, order, execute))
+async def _again(draft: Draft, order: Order, makers: Makers, execute: ExecuteConfig) -> Draft:
+  """The draft with the asset or the page of an order made again."""
+  made = await attempt(makers, order, execute)
+  return draft.with_page(made) if order.asset is None else draft.with_asset(order.asset, made)
 
 
 async def _try(

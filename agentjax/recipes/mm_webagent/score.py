@@ -296,7 +296,7 @@ def _aligned(boxes: list[measured.Box]) -> float:
 
 def _spaced(boxes: list[measured.Box], facts: PageFacts) -> float:
   """1 less the share of the page's height that lies in bands of emptiness above 200 px, and less
-  the share of boxes that touch the edge of the page or another box."""
+  the share of boxes that touch the left edge of the page."""
   if not boxes:
     return 0.0
   height, empty, end = max(facts.content[1], 1.0), 0.0, 0.0

@@ -7,7 +7,6 @@ plan. So a policy with few parameters can plan; a large one writes the plan itse
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +46,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 _NAMES = ("Harbor", "Maple", "Copper", "Willow", "Summit", "Juniper", "Cedar", "Lantern")
 _KINDS = ("Books", "Coffee", "Cycles", "Gardens", "Music", "Maps")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun")
-_PAIR = re.compile(r"([a-z]+)=([a-z0-9]+)")
 
 
 def request_of(settings: Mapping[str, Any]) -> Brief:
@@ -121,10 +119,9 @@ def written(choices: Mapping[str, str]) -> str:
 
 def read_choices(text: str) -> dict[str, str] | None:
   """The choices of a turn; None unless each is made once, of its options, and nothing else is."""
-  pairs = _PAIR.findall(text)
-  found = dict(pairs)
-  whole = " ".join(f"{name}={value}" for name, value in pairs) == " ".join(text.split())
-  if not whole or len(pairs) != len(CHOICES) or set(found) != set(CHOICES):
+  pairs = [word.partition("=") for word in text.split()]
+  found = {name: value for name, _, value in pairs}
+  if len(pairs) != len(CHOICES) or set(found) != set(CHOICES):
     return None
   return found if all(found[name] in options for name, options in CHOICES.items()) else None
 

@@ -99,10 +99,11 @@ class PageWorld(GameWorld):
     self._room = asyncio.Semaphore(config.at_once)
     self._renderer: Renderer | None = None
     self._makers = built_in()
-    self._known: collections.OrderedDict[tuple[str, str], Scores] = collections.OrderedDict()
+    self._opening = asyncio.Lock()
+    self._known: collections.OrderedDict[tuple[Brief, str], Scores] = collections.OrderedDict()
 
   async def start(self, site: Site) -> None:
-    await self._open()
+    await self._opened()
 
   async def close(self) -> None:
     renderer, self._renderer = self._renderer, None
@@ -118,29 +119,32 @@ class PageWorld(GameWorld):
     Raises:
       BrowserError: it cannot be shown, also not in a fresh browser.
     """
-    address = (brief.prompt, json.dumps(plan_json(plan), sort_keys=True))
+    address = (brief, json.dumps(plan_json(plan), sort_keys=True))
     async with self._room:
       if address in self._known:
         self._known.move_to_end(address)
         return self._known[address]
       draft = await make_draft(brief, plan, self._makers, ExecuteConfig(), 0)
-      renderer = self._renderer or await self._open()
+      renderer = await self._opened()
       try:
         facts = await renderer.measure(draft)
       except BrowserError:
-        facts = await (await self._open()).measure(draft)
+        facts = await (await self._opened(failed=renderer)).measure(draft)
       found = score_page(brief, plan, facts, draft.options, draft.media)
       self._known[address] = found
       if len(self._known) > _KEPT:
         self._known.popitem(last=False)
       return found
 
-  async def _open(self) -> Renderer:
-    await self.close()
-    renderer = Renderer(self._pages.render)
-    await renderer.__aenter__()
-    self._renderer = renderer
-    return renderer
+  async def _opened(self, failed: Renderer | None = None) -> Renderer:
+    """The renderer; a fresh one where there is none, or the one that failed is still in use."""
+    async with self._opening:  # pages that fail together share one fresh browser
+      if self._renderer is None or self._renderer is failed:
+        await self.close()
+        renderer = Renderer(self._pages.render)
+        await renderer.__aenter__()
+        self._renderer = renderer
+      return self._renderer
 
 
 class PageEnvironment(Environment):

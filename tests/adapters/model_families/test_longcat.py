@@ -177,6 +177,7 @@ def test_decoding_is_what_training_sees():
   invariances.check_decoding(CONFIG)
 
 
+@pytest.mark.slow
 def test_packing_and_padding_do_not_matter():
   invariances.check_packing(CONFIG)
 

@@ -60,6 +60,7 @@ def _moved(rows, at):
   return moved
 
 
+@pytest.mark.slow
 def test_masks_depend_on_the_sequence_alone():
   rows = (IDS, SEGMENTS, POSITIONS, NOISE)
   text, moved = fill(), fill(*_moved(rows, at=3))

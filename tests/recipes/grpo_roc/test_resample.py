@@ -99,6 +99,7 @@ def test_what_has_no_verdict_is_not_kept_and_small_groups_stay_whole():
   assert _kept(_signal(keep=4), [masked, unknown])[0] == [9, 8]  # the step says why it ends
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_half_of_its_episodes_and_replays(tmp_path):
   stage = dataclasses.replace(
     staged_experiment(ScheduleConfig()).rl,

@@ -130,6 +130,7 @@ def test_own_answers_are_drawn_token_by_token_from_the_whole_context():
   np.testing.assert_array_equal(found, ids[:, -2:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "config",
   [

@@ -88,6 +88,7 @@ def test_one_packet_without_an_adapter_is_the_prefix():
   same(maker.make(ids).piece, packet.piece)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_embeddings_around_the_document():
   """That of tokens is those tokens; and the model that reads the packet has the old table."""
   config = HYBRID

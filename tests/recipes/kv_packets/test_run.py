@@ -141,6 +141,7 @@ def test_lessons_are_cut_from_real_text_and_asked_behind_the_right_passage(folde
     dataclasses.replace(lessons, tokens=5000).sources(TOKENIZER.encode, corpus, seed=0)
 
 
+@pytest.mark.slow
 def test_the_command_trains_an_adapter_on_lessons(folder, tmp_path):
   model = dataclasses.replace(TINY, pattern="*-*", vocab_size=TOKENIZER.vocab_size)
   policy = Policy(draw(model, seed=0), model, MarkedChat(TOKENIZER), "drawn")

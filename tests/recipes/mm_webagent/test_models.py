@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig
 from agentjax.recipes.mm_webagent.execute import Order
 from agentjax.recipes.mm_webagent.issues import Issue
 from agentjax.recipes.mm_webagent.judge import judged
 from agentjax.recipes.mm_webagent.models import (
+  HttpImages,
   ModelChart,
   ModelPage,
   ask_plan,
@@ -16,6 +18,7 @@ from agentjax.recipes.mm_webagent.models import (
   read_picture,
 )
 from agentjax.recipes.mm_webagent.plan import PlanError
+from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.trajectory.artifacts import ArtifactStore, read_artifact
 from tests.recipes.mm_webagent.pages import BRIEF, OPTIONS, PLAN, plan_values, score
 
@@ -78,6 +81,37 @@ def test_a_generator_of_images_is_told_the_plan_and_its_picture_is_opened():
   for bad in (b"{}", b"no", good.replace(b"iVBOR", b"aaaaa")):
     with pytest.raises(ValueError, match="url"):
       read_picture(bad, "url")
+
+
+def test_a_generator_behind_an_endpoint_is_asked_for_the_planned_size():
+  web = pytest.importorskip("aiohttp.web", reason="needs the extra [web]")
+  seen = []
+
+  async def answer(request):
+    seen.append(await request.json())
+    picture = {"b64_json": base64.b64encode(_PNG).decode()}
+    return web.json_response({"data": [picture]}, status=200 if len(seen) == 1 else 503)
+
+  async def ask():
+    app = web.Application()
+    app.router.add_post("/v1/images/generations", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = site._server.sockets[0].getsockname()[1]
+    images = HttpImages(EndpointConfig(f"http://127.0.0.1:{port}/v1", "painter"))
+    order = Order(BRIEF, PLAN, 0, PLAN.asset("assets/hero.png"))
+    try:
+      assert await images(order) == _PNG
+      with pytest.raises(JudgeUnavailableError, match="answered 503"):
+        await images(order)
+    finally:
+      await runner.cleanup()
+
+  asyncio.run(ask())
+  assert seen[0]["model"] == "painter" and seen[0]["size"] == "1536x1024"
+  assert "A lake at sunrise" in seen[0]["prompt"] and len(seen) == 2
 
 
 def test_a_judge_sees_the_page_and_its_opinion_is_mixed_in(tmp_path):

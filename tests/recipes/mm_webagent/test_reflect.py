@@ -8,9 +8,11 @@ from agentjax.recipes.mm_webagent.execute import (
   Draft,
   ExecuteConfig,
   Makers,
+  Order,
   built_in,
   make_draft,
 )
+from agentjax.recipes.mm_webagent.issues import Issue
 from agentjax.recipes.mm_webagent.plan import Plan
 from agentjax.recipes.mm_webagent.reflect import ReflectConfig, reflect
 from agentjax.recipes.mm_webagent.score import MediaFacts
@@ -137,3 +139,6 @@ def test_built_in_makers_make_mistakes_on_purpose_and_mend_them():
     (512, 512), pytest.approx(wrong.media["assets/hero.png"].spread)
   )
   assert wrong.options != right.options and wrong.page != right.page
+  issue = Issue("layout", "overflow", "the page is 1700 wide; the viewport 1280")
+  again = Order(BRIEF, plan, 0, None, (issue,), wrong.page)
+  assert asyncio.run(built_in(BuiltInConfig(1.0)).page(again)) == right.page

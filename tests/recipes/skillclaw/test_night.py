@@ -279,6 +279,7 @@ class _Death(Exception):
   """The process ends."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 def test_death_at_any_write_comes_to_the_same_library(tmp_path, monkeypatch, after):
   """A night that counts, withdraws, creates, improves and refuses, cut off at each of its writes,

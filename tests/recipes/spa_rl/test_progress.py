@@ -80,6 +80,7 @@ def test_turns_are_paid_contribution_and_grounding_by_hand():
   np.testing.assert_allclose(batch.rewards[:2], left, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_step_is_that_of_the_squared_error_of_the_sums():
   random = np.random.default_rng(0)
   episodes = [
