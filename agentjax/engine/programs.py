@@ -146,7 +146,7 @@ class Programs:
     self._model, self._config, self._vocab_limit = model_config, config, vocab_limit
     self.ways = 1 if mesh is None else row_multiple(mesh)
     self._count_pages()
-    shapes = jax.tree.leaves(jax.eval_shape(self._initial))
+    shapes = jax.tree.leaves(self._shapes)
     self._specs = [jax.P()] * len(shapes)
     self.params_spec: Any = None
     whole: Any = None
@@ -204,7 +204,8 @@ class Programs:
     self._held = self.layers_of(shapes)
     self.transfer_blocks = min(8, self.entries)
     self.copies = min([64, *(self.ways * layers.pages for layers in self.layers)])
-    self._paged = self.layers_of(jax.eval_shape(self._initial))
+    self._shapes = jax.eval_shape(self._initial)
+    self._paged = self.layers_of(self._shapes)
 
   def _add_layers(self, window: int | None) -> None:
     """Counts the pages of the layers with a window.
@@ -306,7 +307,7 @@ class Programs:
     return _OnMesh(jax.jit(counted, donate_argnums=donated, out_shardings=out), name, self.mesh)
 
   def _shardings(self, mesh: jax.sharding.Mesh) -> DeviceState:
-    shapes = jax.eval_shape(self._initial)
+    shapes = self._shapes
 
     def place(x: Any, *axes: str | None) -> Any:
       return (
@@ -361,7 +362,7 @@ class Programs:
     def placed(x: Any, spec: jax.P) -> jax.ShapeDtypeStruct:
       return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home.sharding(spec))
 
-    leaves, tree = jax.tree.flatten(jax.eval_shape(self._initial))
+    leaves, tree = jax.tree.flatten(self._shapes)
     state = jax.tree.unflatten(tree, map(placed, leaves, self._specs))
 
     def laid_out(adapters: Any) -> Any:
@@ -431,8 +432,15 @@ class Programs:
       table = tables[layers.number]
       if not isinstance(v, Quantised):
         return Paged(v, table, self._length, self.ways, pieces=pieces)
-      narrow: dict[str, Any] = {"scales": v.scales, "dtype": self._model.dtype}
-      return Paged(v.numbers, table, self._length, self.ways, **narrow, pieces=pieces)
+      return Paged(
+        v.numbers,
+        table,
+        self._length,
+        self.ways,
+        scales=v.scales,
+        dtype=self._model.dtype,
+        pieces=pieces,
+      )
 
     return jax.tree.unflatten(tree, map(held, leaves, self._held))
 
@@ -599,7 +607,7 @@ class Programs:
     """What ``read`` gave, with 0 for all that lies in pages."""
     rest = iter(state)
     leaves = [0 if paged else next(rest) for paged in self._paged]
-    return jax.tree.unflatten(jax.tree.structure(jax.eval_shape(self._initial)), leaves)
+    return jax.tree.unflatten(jax.tree.structure(self._shapes), leaves)
 
   def entries_of(self, state: Sequence[Array]) -> tuple[Any, ...]:
     """The entries of what ``read`` gave, None where they lie in pages."""

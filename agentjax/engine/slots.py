@@ -212,7 +212,7 @@ class SlotEngine:
     self._weights = weights
 
   def executables(self) -> tuple[str, ...]:
-    """Names of all compiled programs; no request makes another one."""
+    """Names of all compiled programs; requests add none but ``Programs.join``, for pieces."""
     moving = (p for each in self.programs.layers for p in (each.copy, each.write, each.read_blocks))
     programs = (*moving, self.programs.decode, *self.programs.extend.values())
     return ("place", "read", *(program.__name__ for program in programs))

@@ -18,21 +18,17 @@ from jax.experimental.pallas import triton
 from pallas_kernels.implementations import on_platform
 from pallas_kernels.kv_packet.rotary import Rotary, factors
 from pallas_kernels.kv_packet.sums import Sums, over_tables, seen_first
-from pallas_kernels.paged_attention.pallas_gpu import SMALLEST, cuts, power_of_two
+from pallas_kernels.paged_attention.pallas_gpu import (
+  MASKED,
+  WIDEST,
+  block_sizes,
+  cuts,
+  dot,
+  parts_of,
+)
 
 Array = jax.Array
 Ref = Any
-
-# Finite: exp gives exactly 0 for what is masked.
-_MASKED = -1e30
-# Most queries a block, and most float32 numbers of its sums, which live in registers.
-_QUERIES = 64
-_SUMS = 8192
-# Bytes of a tile of keys; ours.
-_TILE_BYTES = 16384
-# Programs that fill a GPU: tables are cut into parts until there are as many.
-_PROGRAMS = 512
-_WIDEST = 1024
 
 
 class _Sizes(NamedTuple):
@@ -115,10 +111,10 @@ def refusal(query: Any, keys: Any, value_dim: int) -> str | None:
   It takes queries and pools in float32 or bfloat16, and D and V up to 1,024.
   """
   width, narrow = query.shape[3], keys.dtype.itemsize == 1
-  if query.dtype not in (jnp.float32, jnp.bfloat16) or narrow or max(width, value_dim) > _WIDEST:
+  if query.dtype not in (jnp.float32, jnp.bfloat16) or narrow or max(width, value_dim) > WIDEST:
     return (
       "packet_attention: implementation='pallas_gpu' takes queries and pools in float32 or "
-      f"bfloat16 and widths up to {_WIDEST}; got {query.dtype}, {keys.dtype}, D={width} and "
+      f"bfloat16 and widths up to {WIDEST}; got {query.dtype}, {keys.dtype}, D={width} and "
       f"V={value_dim}; use implementation='xla'."
     )
   return None
@@ -136,12 +132,8 @@ def _sizes(
 ) -> _Sizes:
   groups, kv_heads, number, width = query.shape
   entries, page = table.pages.shape[1], keys.shape[2]
-  fitting = max(_SUMS // power_of_two(value_dim), SMALLEST)
-  queries = min(power_of_two(number), fitting, _QUERIES)
-  tile = _TILE_BYTES // (query.dtype.itemsize * power_of_two(width))
-  tile = min(max(tile, SMALLEST), 128)
+  queries, tile = block_sizes(query, number, value_dim)
   blocks = -(-number // queries)
-  parts = -(-_PROGRAMS // (groups * kv_heads * blocks))
   pairs = None
   if rotary is not None:
     pairs = (rotary.first, len(rotary.frequencies), rotary.interleaved)
@@ -150,7 +142,7 @@ def _sizes(
     entries=entries,
     blocks=blocks,
     queries=queries,
-    parts=min(parts, -(-entries * page // tile)),
+    parts=parts_of(groups * kv_heads * blocks, -(-entries * page // tile)),
     kv_heads=kv_heads,
     page=page,
     tile=tile,
@@ -249,12 +241,12 @@ def _kernel(
     scores = jnp.zeros((sizes.queries, sizes.tile), jnp.float32)
     for cut in sizes.key_cuts:
       key = _turned(sizes, held, key_ref, cut, entry, turns)
-      scores += _dot(query_ref[:, pl.ds(*cut)], key, 1)
+      scores += dot(query_ref[:, pl.ds(*cut)], key, 1)
     back = at[:, None] - position[None, :]
     seen = (back >= 0) & live[None, :]
     if sizes.window is not None:
       seen &= back < sizes.window
-    scores = jnp.where(seen, scores * sizes.scale, _MASKED)
+    scores = jnp.where(seen, scores * sizes.scale, MASKED)
     top = jnp.maximum(highest, jnp.max(scores, axis=1))
     weights = jnp.where(seen, jnp.exp(scores - top[:, None]), 0.0)
     shrink = jnp.exp(highest - top)
@@ -263,7 +255,7 @@ def _kernel(
 
     def joined(cut: tuple[int, int], out: Array) -> Array:
       piece = held(value_ref, cut[0] + jnp.arange(cut[1]), sizes.value_dim)
-      return out * shrink[:, None] + _dot(weights, piece, 0)
+      return out * shrink[:, None] + dot(weights, piece, 0)
 
     return top, total, tuple(map(joined, sizes.value_cuts, sums))
 
@@ -272,7 +264,7 @@ def _kernel(
     stop,
     step,
     (
-      jnp.full((sizes.queries,), _MASKED, jnp.float32),
+      jnp.full((sizes.queries,), MASKED, jnp.float32),
       jnp.zeros((sizes.queries,), jnp.float32),
       tuple(jnp.zeros((sizes.queries, size), jnp.float32) for _, size in sizes.value_cuts),
     ),
@@ -313,15 +305,3 @@ def _turned(
   mask = jnp.broadcast_to((column < sizes.width)[None, :], shape)
   cos, sin = (triton.load(ref.at[index[0], index[1]], mask=mask, other=0.0) for ref in turns)
   return (key.astype(jnp.float32) * cos + partner * sin).astype(key.dtype)
-
-
-def _dot(left: Array, right: Array, right_axis: int) -> Array:
-  """Rows of ``left`` with an axis of ``right``; float32 factors keep their precision."""
-  narrow = left.dtype == jnp.bfloat16
-  return jax.lax.dot_general(
-    left,
-    right,
-    (((1,), (right_axis,)), ((), ())),
-    precision=None if narrow else jax.lax.Precision.HIGHEST,
-    preferred_element_type=jnp.float32,
-  )

@@ -18,25 +18,26 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.implementations import on_platform
 from pallas_kernels.kv_packet.rotary import Rotary, factors, partner
 from pallas_kernels.kv_packet.sums import Sums, over_tables, seen_first
+from pallas_kernels.paged_attention.pallas_tpu import (
+  LANES,
+  MASKED,
+  NN,
+  NT,
+  SUBLANES,
+  VMEM_BYTES,
+  dot,
+  lanes,
+)
 
 Array = jax.Array
 Ref = Any
 
-# Finite: exp gives exactly 0 for what is masked.
-_MASKED = -1e30
-_LANES = 128
-_SUBLANES = 16  # of bfloat16; twice those of float32
 # Most queries a block and key head.
 _QUERIES = 256
 # Bytes of the queries, turned queries and sums of a block.
 _BLOCK_BYTES = 4 * 2**20
 # Entries of a table: four numbers of each fit in the 1 MiB of scalar memory with all else.
 _ENTRIES = 56 * 1024
-# VMEM that every chip gives a kernel without being asked for more.
-_VMEM_BYTES = 16 * 2**20
-
-_NN = (((1,), (0,)), ((), ()))
-_NT = (((1,), (1,)), ((), ()))
 
 
 class _Sizes(NamedTuple):
@@ -138,9 +139,9 @@ def _sizes(
   turned: bool,
 ) -> _Sizes:
   groups, kv_heads, number, width = query.shape
-  lanes = 3 * -(-width // _LANES) + -(-value_dim // _LANES) + 3
-  most = max(_BLOCK_BYTES // (4 * kv_heads * lanes * _LANES) // _SUBLANES, 1) * _SUBLANES
-  queries = min(-(-number // _SUBLANES) * _SUBLANES, most, _QUERIES)
+  numbers = 3 * lanes(width) + lanes(value_dim) + 3 * LANES  # of a query
+  most = max(_BLOCK_BYTES // (4 * kv_heads * numbers) // SUBLANES, 1) * SUBLANES
+  queries = min(-(-number // SUBLANES) * SUBLANES, most, _QUERIES)
   return _Sizes(
     groups=groups,
     entries=table.pages.shape[1],
@@ -188,8 +189,8 @@ def _call(sizes: _Sizes, dtype: jnp.dtype, interpret: bool) -> Callable[..., lis
         *buffers,
         pltpu.SemaphoreType.DMA((2, len(buffers))),
         pltpu.VMEM((*block, sizes.width), dtype),
-        pltpu.VMEM((*block, _LANES), jnp.float32),
-        pltpu.VMEM((*block, _LANES), jnp.float32),
+        pltpu.VMEM((*block, LANES), jnp.float32),
+        pltpu.VMEM((*block, LANES), jnp.float32),
         pltpu.VMEM((*block, sizes.value_dim), jnp.float32),
       ],
     ),
@@ -208,16 +209,12 @@ def _call(sizes: _Sizes, dtype: jnp.dtype, interpret: bool) -> Callable[..., lis
 
 def _vmem_bytes(sizes: _Sizes, item: int) -> int:
   """Twice what pages, blocks, sums and the scores of a head take, if the default is less."""
-
-  def lanes(width: int) -> int:
-    return -(-width // _LANES) * _LANES
-
   widths = lanes(sizes.width) + lanes(sizes.value_dim) * sizes.apart
   pages = 2 * sizes.kv_heads * sizes.page * widths * item
   blocks = sizes.kv_heads * sizes.queries * 4 * (5 * lanes(sizes.width) + 3 * lanes(1) * 2)
-  sums = sizes.kv_heads * sizes.queries * 4 * (3 * lanes(sizes.value_dim) + 2 * _LANES)
+  sums = sizes.kv_heads * sizes.queries * 4 * (3 * lanes(sizes.value_dim) + 2 * LANES)
   work = 4 * (3 * sizes.queries * lanes(sizes.page) + sizes.page * widths)
-  return max(_VMEM_BYTES, 2 * (pages + blocks + sums + work))
+  return max(VMEM_BYTES, 2 * (pages + blocks + sums + work))
 
 
 def _kernel(
@@ -253,7 +250,7 @@ def _kernel(
   def first() -> None:
     copies(jnp.int32(0), jnp.int32(0), lambda copy: copy.start())
 
-  top_ref[...] = jnp.full_like(top_ref, _MASKED)
+  top_ref[...] = jnp.full_like(top_ref, MASKED)
   total_ref[...] = jnp.zeros_like(total_ref)
   sum_ref[...] = jnp.zeros_like(sum_ref)
 
@@ -317,7 +314,7 @@ def _join(
 
   def head(c: Array, _: None) -> None:
     query = query_ref[c]
-    scores = jnp.where(seen, _dot(query, tokens[0][c], _NT) * sizes.scale, _MASKED)
+    scores = jnp.where(seen, dot(query, tokens[0][c], NT) * sizes.scale, MASKED)
     last = top_ref[c][:, :1]
     top = jnp.maximum(last, jnp.max(scores, axis=1, keepdims=True))
     weights, shrink = jnp.where(seen, jnp.exp(scores - top), 0.0), jnp.exp(last - top)
@@ -326,17 +323,6 @@ def _join(
     total_ref[c] = jnp.broadcast_to(total, total_ref.shape[1:])
     value = tokens[-1][c] if sizes.apart else tokens[0][c][:, : sizes.value_dim]
     value = jnp.where(live, value.astype(jnp.float32), 0.0).astype(query.dtype)
-    sum_ref[c] = sum_ref[c] * shrink + _dot(weights.astype(query.dtype), value, _NN)
+    sum_ref[c] = sum_ref[c] * shrink + dot(weights.astype(query.dtype), value, NN)
 
   jax.lax.fori_loop(0, sizes.kv_heads, head, None)
-
-
-def _dot(left: Array, right: Array, contraction: Any) -> Array:
-  narrow = left.dtype == jnp.bfloat16
-  return jax.lax.dot_general(
-    left,
-    right,
-    contraction,
-    precision=None if narrow else jax.lax.Precision.HIGHEST,
-    preferred_element_type=jnp.float32,
-  )

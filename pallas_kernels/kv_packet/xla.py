@@ -81,8 +81,6 @@ def _over(read: _Read, table: Any) -> Sums:
   tiles = -(-entries // pages)
   spare = ((0, 0), (0, tiles * pages - entries))
   table = type(table)(*(jnp.pad(part, spare) for part in table))
-  ends = jnp.max(read.at, axis=1, keepdims=True) + 1
-  used = (table.valid > 0) & (table.firsts < ends)
   if tiles == 1:
     return _with_tile(read, table, 0, pages, None)
   dtype, lead = jnp.result_type(jnp.float32, read.query), read.query.shape[:3]
@@ -91,6 +89,8 @@ def _over(read: _Read, table: Any) -> Sums:
     jnp.zeros((*lead, 1), dtype),
     jnp.zeros((*lead, read.value_dim), dtype),
   )
+  ends = jnp.max(read.at, axis=1, keepdims=True) + 1
+  used = (table.valid > 0) & (table.firsts < ends)
   last = jnp.max(jnp.where(used, jnp.arange(tiles * pages), -1))
 
   def step(i: Array, sums: Sums) -> Sums:

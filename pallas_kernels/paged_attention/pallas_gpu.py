@@ -26,7 +26,7 @@ Shaped = Array | jax.ShapeDtypeStruct
 Ref = Any
 
 # Finite: exp gives exactly 0 for what is masked.
-_MASKED = -1e30
+MASKED = -1e30
 # Tensor cores multiply 16 x 16 at least.
 SMALLEST = 16
 # Most queries a block, and most float32 numbers of its sums, which live in registers.
@@ -36,7 +36,7 @@ _SUMS = 8192
 _TILE_BYTES = 16384
 # Programs that fill a GPU: rows are cut into parts until there are as many.
 _PROGRAMS = 512
-_WIDEST = 1024
+WIDEST = 1024
 
 
 class _Sizes(NamedTuple):
@@ -109,10 +109,10 @@ def refusal(
   width = query.shape[3]
   largest = max(keys.size, 0 if values is None else values.size)
   doubtful = keys.dtype.itemsize == 1 and 2**31 < largest <= 2**32
-  if query.dtype not in (jnp.float32, jnp.bfloat16) or max(width, value_dim) > _WIDEST or doubtful:
+  if query.dtype not in (jnp.float32, jnp.bfloat16) or max(width, value_dim) > WIDEST or doubtful:
     return (
       "paged_attention: implementation='pallas_gpu' takes queries in float32 or bfloat16, widths "
-      f"up to {_WIDEST} and pools of 8 bits of other than 2^31 to 2^32 numbers; got {query.dtype}, "
+      f"up to {WIDEST} and pools of 8 bits of other than 2^31 to 2^32 numbers; got {query.dtype}, "
       f"D={width}, V={value_dim} and pools of {largest} numbers; use implementation='xla'."
     )
   return None
@@ -130,17 +130,13 @@ def _sizes(
   kv_heads, page = keys.shape[1:3]
   shared = heads // kv_heads
   key_cuts, value_cuts = cuts(width), cuts(value_dim)
-  fitting = max(_SUMS // power_of_two(value_dim), SMALLEST)
-  queries = min(power_of_two(time * shared), fitting, _QUERIES)
-  tile = _TILE_BYTES // (query.dtype.itemsize * power_of_two(width))
-  tile = min(max(tile, SMALLEST), 128)
+  queries, tile = block_sizes(query, time * shared, value_dim)
   blocks = -(-time * shared // queries)
-  parts = -(-_PROGRAMS // (rows * kv_heads * blocks))
   return _Sizes(
     rows=rows,
     blocks=blocks,
     queries=queries,
-    parts=min(parts, -(-page_table.shape[1] * page // tile)),
+    parts=parts_of(rows * kv_heads * blocks, -(-page_table.shape[1] * page // tile)),
     kv_heads=kv_heads,
     shared=shared,
     page=page,
@@ -155,7 +151,19 @@ def _sizes(
   )
 
 
-def power_of_two(size: int) -> int:
+def block_sizes(query: Shaped, number: int, value_dim: int) -> tuple[int, int]:
+  """Queries of a block, of ``number`` a key head, and keys of a tile."""
+  fitting = max(_SUMS // _power_of_two(value_dim), SMALLEST)
+  tile = _TILE_BYTES // (query.dtype.itemsize * _power_of_two(query.shape[-1]))
+  return min(_power_of_two(number), fitting, _QUERIES), min(max(tile, SMALLEST), 128)
+
+
+def parts_of(programs: int, tiles: int) -> int:
+  """Into how many parts ``tiles`` are cut, where uncut there would be so many programs."""
+  return min(-(-_PROGRAMS // programs), tiles)
+
+
+def _power_of_two(size: int) -> int:
   return max(1 << (size - 1).bit_length(), SMALLEST)
 
 
@@ -273,14 +281,14 @@ def _kernel(
     scores = jnp.zeros((sizes.queries, sizes.tile), jnp.float32)
     pieces = {cut: held(key_ref, cut, sizes.width) for cut in sizes.key_cuts}
     for cut, piece in pieces.items():
-      scores += _dot(query_ref[:, pl.ds(*cut)], piece, 1)
+      scores += dot(query_ref[:, pl.ds(*cut)], piece, 1)
     if scales:
       scores *= triton.load(scales[0].at[page, head, slot], mask=live, other=0.0)[None, :]
     back = at[:, None] - place[None, :]
     seen = (back >= 0) & live[None, :]
     if sizes.window is not None:
       seen &= back < sizes.window
-    scores = jnp.where(seen, scores * sizes.scale, _MASKED)
+    scores = jnp.where(seen, scores * sizes.scale, MASKED)
     top = jnp.maximum(highest, jnp.max(scores, axis=1))
     weights, shrink = jnp.exp(scores - top[:, None]), jnp.exp(highest - top)
     total = total * shrink + jnp.sum(weights, axis=1)
@@ -292,7 +300,7 @@ def _kernel(
       piece = None if apart else pieces.get(cut)
       if piece is None:
         piece = held(value_ref, cut, sizes.value_dim)
-      return out * shrink[:, None] + _dot(weights, piece, 0)
+      return out * shrink[:, None] + dot(weights, piece, 0)
 
     return top, total, tuple(map(joined, sizes.value_cuts, sums))
 
@@ -301,7 +309,7 @@ def _kernel(
     stop,
     step,
     (
-      jnp.full((sizes.queries,), _MASKED, jnp.float32),
+      jnp.full((sizes.queries,), MASKED, jnp.float32),
       jnp.zeros((sizes.queries,), jnp.float32),
       tuple(jnp.zeros((sizes.queries, size), jnp.float32) for _, size in sizes.value_cuts),
     ),
@@ -318,7 +326,7 @@ def _wide(v: Array, dtype: jnp.dtype) -> Array:
   return v if v.dtype == dtype else v.astype(jnp.float32).astype(dtype)
 
 
-def _dot(left: Array, right: Array, right_axis: int) -> Array:
+def dot(left: Array, right: Array, right_axis: int) -> Array:
   """Rows of ``left`` with an axis of ``right``; float32 factors keep their precision."""
   narrow = left.dtype == jnp.bfloat16
   return jax.lax.dot_general(

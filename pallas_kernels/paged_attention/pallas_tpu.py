@@ -27,9 +27,9 @@ Shaped = Array | jax.ShapeDtypeStruct
 Ref = Any
 
 # Finite: exp gives exactly 0 for what is masked.
-_MASKED = -1e30
-_LANES = 128
-_SUBLANES = 16  # of bfloat16; twice those of float32
+MASKED = -1e30
+LANES = 128
+SUBLANES = 16  # of bfloat16; twice those of float32
 # Bytes of keys and values that are in flight while others are worked on.
 _TILE_BYTES = 2**20
 # Most tokens a tile, and most queries a block and key head: their scores are Q x K float32.
@@ -40,10 +40,10 @@ _SUM_BYTES = 3 * 2**20
 # Numbers of a page table that fit in the 1 MiB of scalar memory with all else.
 _TABLE = 240 * 1024
 # VMEM that every chip gives a kernel without being asked for more.
-_VMEM_BYTES = 16 * 2**20
+VMEM_BYTES = 16 * 2**20
 
-_NN = (((1,), (0,)), ((), ()))
-_NT = (((1,), (1,)), ((), ()))
+NN = (((1,), (0,)), ((), ()))
+NT = (((1,), (1,)), ((), ()))
 
 
 class _Sizes(NamedTuple):
@@ -151,14 +151,14 @@ def _sizes(
   kv_heads, page = keys.shape[1:3]
   shared, item = heads // kv_heads, keys.dtype.itemsize
   widths = [width] if values is None else [width, value_dim]
-  token_bytes = kv_heads * item * sum(-(-w // _LANES) * _LANES for w in widths)
+  token_bytes = kv_heads * item * sum(map(lanes, widths))
   pages = min(max(min(_TILE_BYTES // token_bytes, _TILE) // page, 1), page_table.shape[1])
   if item == 1:  # tiles of scales begin at whole lanes
-    pages = next((n for n in range(pages, 0, -1) if n * page % _LANES == 0), pages)
-    pages = -(-pages * page // _LANES) * _LANES // page
-  sum_bytes = 4 * kv_heads * (-(-value_dim // _LANES) + 2) * _LANES
-  most = max(min(_SUM_BYTES // sum_bytes, _QUERIES) // _SUBLANES, 1) * _SUBLANES
-  queries = min(-(-time * shared // _SUBLANES) * _SUBLANES, most)
+    pages = next((n for n in range(pages, 0, -1) if n * page % LANES == 0), pages)
+    pages = -(-pages * page // LANES) * LANES // page
+  sum_bytes = 4 * kv_heads * (-(-value_dim // LANES) + 2) * LANES
+  most = max(min(_SUM_BYTES // sum_bytes, _QUERIES) // SUBLANES, 1) * SUBLANES
+  queries = min(-(-time * shared // SUBLANES) * SUBLANES, most)
   return _Sizes(
     rows=rows,
     blocks=-(-time * shared // queries),
@@ -198,8 +198,8 @@ def _call(
     *buffers,
     pltpu.SemaphoreType.DMA((2, len(buffers))),
     pltpu.SMEM((2,), jnp.int32),
-    pltpu.VMEM((*sums, _LANES), jnp.float32),
-    pltpu.VMEM((*sums, _LANES), jnp.float32),
+    pltpu.VMEM((*sums, LANES), jnp.float32),
+    pltpu.VMEM((*sums, LANES), jnp.float32),
     pltpu.VMEM((*sums, sizes.value_dim), jnp.float32),
   ]
   return pl.pallas_call(
@@ -243,16 +243,12 @@ def _cost(sizes: _Sizes, item: int, query_item: int) -> pl.CostEstimate:
 
 def _vmem_bytes(sizes: _Sizes, item: int) -> int:
   """Twice what blocks, tiles, sums and the scores of a head take, if the default is less."""
-
-  def lanes(width: int) -> int:
-    return -(-width // _LANES) * _LANES
-
   widths = lanes(sizes.width) + lanes(sizes.value_dim) * sizes.apart
   tiles = 2 * sizes.kv_heads * sizes.tile * (widths * item + 8 * sizes.scaled)
   blocks = 2 * 4 * (lanes(sizes.width) + lanes(sizes.value_dim))
-  sums = 4 * (2 * _LANES + lanes(sizes.value_dim))
+  sums = 4 * (2 * LANES + lanes(sizes.value_dim))
   work = 4 * (3 * sizes.queries * sizes.tile + sizes.tile * widths)
-  return max(_VMEM_BYTES, 2 * (tiles + sizes.kv_heads * sizes.queries * (blocks + sums) + work))
+  return max(VMEM_BYTES, 2 * (tiles + sizes.kv_heads * sizes.queries * (blocks + sums) + work))
 
 
 class _Step(NamedTuple):
@@ -327,7 +323,7 @@ def _kernel(sizes: _Sizes, pools: int, table: Ref, starts: Ref, counts: Ref, *re
   def _() -> None:
     start(step, first, state[0])
 
-  top_ref[...] = jnp.full_like(top_ref, _MASKED)
+  top_ref[...] = jnp.full_like(top_ref, MASKED)
   total_ref[...] = jnp.zeros_like(total_ref)
   sum_ref[...] = jnp.zeros_like(sum_ref)
 
@@ -399,10 +395,10 @@ def _join(
 
   def head(c: Array, _: None) -> None:
     query = query_ref[c]
-    scores = _dot(query, _wide(held[0][c], query.dtype), _NT)
+    scores = dot(query, _wide(held[0][c], query.dtype), NT)
     if sizes.scaled:
       scores *= held[pools][pl.ds(c, 1), :]
-    scores = jnp.where(seen, scores * sizes.scale, _MASKED)
+    scores = jnp.where(seen, scores * sizes.scale, MASKED)
     last = top_ref[c][:, :1]
     top = jnp.maximum(last, jnp.max(scores, axis=1, keepdims=True))
     weights, shrink = jnp.exp(scores - top), jnp.exp(last - top)
@@ -414,7 +410,7 @@ def _join(
       weights *= jnp.where(live(1), held[pools + 1][pl.ds(c, 1), :], 0.0)
       if value.dtype != jnp.int8:  # which has no NaN
         value = jnp.where(live(0), value.astype(jnp.float32), 0.0)
-    more = _dot(weights.astype(query.dtype), _wide(value, query.dtype), _NN)
+    more = dot(weights.astype(query.dtype), _wide(value, query.dtype), NN)
     sum_ref[c] = sum_ref[c] * shrink + more
 
   jax.lax.fori_loop(0, sizes.kv_heads, head, None)
@@ -425,7 +421,8 @@ def _wide(v: Array, dtype: jnp.dtype) -> Array:
   return v if v.dtype == dtype else v.astype(jnp.float32).astype(dtype)
 
 
-def _dot(left: Array, right: Array, contraction: Any) -> Array:
+def dot(left: Array, right: Array, contraction: Any) -> Array:
+  """In float32; float32 factors keep their precision."""
   narrow = left.dtype == jnp.bfloat16
   return jax.lax.dot_general(
     left,
@@ -434,3 +431,8 @@ def _dot(left: Array, right: Array, contraction: Any) -> Array:
     precision=None if narrow else jax.lax.Precision.HIGHEST,
     preferred_element_type=jnp.float32,
   )
+
+
+def lanes(width: int) -> int:
+  """A width with what is filled up to whole lanes."""
+  return -(-width // LANES) * LANES

@@ -91,6 +91,7 @@ if count > 1:
   jax.distributed.initialize(sys.argv[1], count, index)
 def through_the_host(*_):
   raise AssertionError("no device that trains has the part that one of a lane needs")
+assert callable(jax._src.array.shard_sharded_device_array_slow_path)  # else nothing watches
 jax._src.array.shard_sharded_device_array_slow_path = through_the_host
 programs, program = [], publish.reshard_program
 def noted(targets):
@@ -131,7 +132,8 @@ def _environment(devices: int) -> dict[str, str]:
   }
 
 
-def _start(script: str, devices: int, *arguments: str) -> subprocess.Popen:
+def start(script: str, devices: int, *arguments: str) -> subprocess.Popen:
+  """A process that runs a script on so many CPU devices."""
   return subprocess.Popen(
     [sys.executable, "-c", script, *arguments],
     env=_environment(devices),
@@ -140,29 +142,30 @@ def _start(script: str, devices: int, *arguments: str) -> subprocess.Popen:
   )
 
 
-def _finish(process: subprocess.Popen) -> None:
+def finish(process: subprocess.Popen, *, seconds: float = 300.0) -> None:
+  """Waits for a process that must end well."""
   try:
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=seconds)
   finally:
     process.kill()
   assert process.returncode == 0, errors[-5000:]
 
 
 def test_lanes_on_two_devices_with_sharded_weights_sample_the_same_bits():
-  _finish(_start(_DEVICES, 2))
+  finish(start(_DEVICES, 2))
 
 
 @pytest.mark.slow
 def test_weights_that_span_processes_are_gathered_on_each():
   address = free_address()
-  processes = [_start(_PROCESSES, 1, address, str(i)) for i in range(2)]
+  processes = [start(_PROCESSES, 1, address, str(i)) for i in range(2)]
   for process in processes:
-    _finish(process)
+    finish(process)
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_lanes_on_other_devices_get_all_weights_by_one_program_and_one_transfer(count):
   address = free_address()
-  processes = [_start(_APART, 4, address, str(count), str(i)) for i in range(count)]
+  processes = [start(_APART, 4, address, str(count), str(i)) for i in range(count)]
   for process in processes:
-    _finish(process)
+    finish(process)

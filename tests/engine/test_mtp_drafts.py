@@ -202,7 +202,7 @@ def test_compilation_stays_bounded(drafting):
   before = dict(drafting.programs.traces)
   generate(drafting, PROMPTS, seed=0, max_tokens=9, sampling=SamplingConfig(top_k=3))
   assert dict(drafting.programs.traces) == before
-  assert min(before.values()) >= 1
+  assert set(drafting.executables()) <= set(before)
 
 
 def test_heads_cost_nothing_where_they_do_not_draft(model_config, slot_engine):

@@ -15,8 +15,7 @@ from agentjax.models.lora import LoraConfig, adapt, init_lora
 from agentjax.models.narrow import narrow_weight
 from agentjax.models.spec import is_spec
 from tests.engine.conftest import sizes
-from tests.engine.generate import generate
-from tests.engine.test_slots import PROMPTS, trainer_scores
+from tests.engine.test_slots import gap_to_trainer
 from tests.sharding.test_engine_on_eight_devices import MODELS, played
 
 _FEW = {("hybrid", "int8")}
@@ -78,12 +77,7 @@ def test_half_of_bfloat16_and_a_measured_gap_to_the_trainer():
     engine = SlotEngine(config, sizes(weight_dtype=name))
     engine.publish(params, 0)
     held[name] = sum(w.nbytes for w in jax.tree.leaves(engine._weights.params.blocks))
-    results = generate(engine, PROMPTS, seed=0, max_tokens=20)
-    gaps[name] = 0.0
-    for prompt, (sample,) in zip(PROMPTS, results, strict=True):
-      scores = trainer_scores(params, config, [*prompt, *sample.token_ids])
-      gap = np.abs(sample.behaviour_log_probs - scores.log_probs[0, len(prompt) :])
-      gaps[name] = max(gaps[name], float(np.max(gap)))
+    gaps[name] = gap_to_trainer(engine, params)
   assert gaps[None] < 2e-5 < gaps["int8"] < gaps["fp8"] < 0.3 and gaps["int8"] < 0.05
   assert held["int8"] == held["fp8"] < 0.3 * held[None]  # which is float32
 

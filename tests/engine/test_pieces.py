@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +15,7 @@ from agentjax.config import ConfigError
 from agentjax.engine import ContextLengthError, Engine, EngineError, SlotEngine
 from agentjax.models.pieces import join_pieces, run_piece
 from tests.engine.conftest import sizes
+from tests.engine.test_devices import finish, start
 from tests.engine.test_scheduler import PROMPTS, free_slots, request, run_episodes
 from tests.models.rows import TINY, draw
 from tests.sharding.test_families_on_eight_devices import FAMILIES
@@ -320,14 +317,4 @@ for a, b in zip(one, two, strict=True):
 
 @pytest.mark.slow
 def test_pieces_on_two_devices_that_share_heads():
-  flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
-  root = pathlib.Path(__file__).resolve().parents[2]
-  done = subprocess.run(
-    [sys.executable, "-c", _ON_TWO_DEVICES],
-    cwd=root,
-    env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root)},
-    capture_output=True,
-    text=True,
-    timeout=600,
-  )
-  assert done.returncode == 0, done.stderr[-3000:]
+  finish(start(_ON_TWO_DEVICES, 2), seconds=600)

@@ -487,7 +487,8 @@ def test_all_engines_of_one_shape_share_their_programs(make_engine):
   run_episodes(one, range(3))
   run_episodes(other, range(3))
   assert other.scheduler.lanes[1].slots.programs is programs
-  assert programs.traces == before and min(before.values()) >= 1
+  assert programs.traces == before
+  assert set(one.executables()) <= set(before)
   assert [home.devices for home in one.scheduler._weights] == [(jax.local_devices()[0],)]
 
 
