@@ -27,12 +27,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from agentjax import names
 from agentjax.config import Config, ConfigError, check, with_numbers
-from agentjax.objectives.advantage_function import (
-  zero_outside,
-)
-from agentjax.objectives.advantages import (
-  AdvantageConfig,
-)
+from agentjax.objectives.advantage_function import zero_outside
+from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.custom_loss import (
   LossFunction,
   function_name,

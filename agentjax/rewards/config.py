@@ -146,13 +146,15 @@ def build_rewards(
     check(name in monitors, "config.reward.monitor.names", name, allowed)
   chosen = {name: scorers[name] for name in config.parts if name in scorers}
   compared = {name: groups[name] for name in config.parts if name in groups}
-  for name in config.parts:
-    if name in chosen or name in compared:
-      continue
-    settings = config.part(name)
+  own = {n: config.part(n) for n in config.parts if n not in chosen and n not in compared}
+  alone = {*chosen, *(n for n, s in own.items() if not isinstance(s, GroupScorerConfig))}
+  for name, settings in own.items():
     if isinstance(settings, GroupScorerConfig):
-      said = f"{settings.needs} among them with the part {name!r}"
-      check(set(settings.needs) <= set(config.parts), "config.reward.parts", config.parts, said)
+      said = (
+        f"{settings.needs} among them with the part {name!r}, before it if they compare a group"
+      )
+      found = {*alone, *compared}  # groups are compared in the order of the parts
+      check(found.issuperset(settings.needs), "config.reward.parts", config.parts, said)
       compared[name] = settings.build_group(sandboxes or Sandboxes())
     else:
       chosen[name] = settings.build(sandboxes or Sandboxes())

@@ -284,8 +284,8 @@ async def _run_group(
     return [_recorded(name, one, score) for one, score in zip(members, scores, strict=True)]
 
   async def works(members: Sequence[Trajectory]) -> bool:
-    try:
-      await run(members)
+    try:  # on copies, so that no episode keeps what its turns earn beside emptied ones
+      await run([dataclasses.replace(t, turn_rewards=dict(t.turn_rewards)) for t in members])
     except Exception:
       return False
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from agentjax.names import Adopted, Choice, check_callable
 from agentjax.rewards.graph import GroupScorer, Scorer
@@ -56,13 +56,12 @@ class ScorerConfig(Choice):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class GroupScorerConfig(ScorerConfig):
-  """Settings of a part of the reward, whose scorer compares the episodes of one task.
+  """Settings of a part of the reward, whose scorer compares the episodes of one task."""
 
-  Attributes:
-    needs: further parts of the reward that it reads; they are scored before it.
-  """
-
-  needs: ClassVar[tuple[str, ...]] = ()
+  @property
+  def needs(self) -> tuple[str, ...]:
+    """Further parts of the reward that it reads; they are scored before it."""
+    return ()
 
   def build_group(self, sandboxes: Sandboxes) -> GroupScorer:
     """As ``build``."""

@@ -69,9 +69,8 @@ class GroupStream:
     schedule: which groups a step takes.
     share: the part of a round's groups that is played here.
     accept: whether a finished group, begun with weights of a version, is trained on; None takes
-      all. A refused group is dropped at
-      once, and another begins in its place. Which groups a step gets depends on ``accept``, the
-      seed and the weights, not on what ends first.
+      all. A refused group is dropped at once, and another begins in its place. Which groups a step
+      gets depends on ``accept``, the seed and the weights, not on what ends first.
     refill: most replacements for one step; after that the step takes fewer groups.
 
   Attributes:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from agentjax.config import ConfigError
+from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.sharding import time_multiple
 from agentjax.signals.baseline import GreedyBaseline
 from agentjax.signals.critic import Critic
@@ -45,6 +47,24 @@ def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:
     stage.steps * stage.minibatches,
     parts.chat,
   )
+
+
+def credit_signals(credit: AdvantageConfig, experiment: Experiment) -> list[Signal]:
+  """What the function and the terms of ``advantage`` read; those that share a signal have it once.
+
+  Raises:
+    ConfigError: two read one signal, each with settings of its own.
+  """
+  found: dict[str, Signal] = {}
+  chosen = filter(None, (credit.function, *credit.terms))
+  for signal in (signal for one in chosen for signal in one.signals(experiment)):
+    first, other = vars(found.setdefault(signal.name, signal)), vars(signal)
+    if first != other:
+      raise ConfigError(
+        f"advantage.function and advantage.terms read the signal {signal.name!r} with {first} and "
+        f"{other}; allowed: the same settings in all that read it."
+      )
+  return list(found.values())
 
 
 class SignalBuilder:
@@ -108,8 +128,7 @@ class SignalBuilder:
     found: list[Signal] = []
     if objective.needs_baseline:
       found.append(GreedyBaseline())
-    chosen = filter(None, (credit.function, *credit.terms))
-    found += {s.name: s for one in chosen for s in one.signals(self._experiment)}.values()
+    found += credit_signals(credit, self._experiment)
     if credit.turn_rewards:
       shares = self._experiment.reward.shares
       found.append(TurnRewards({name: shares[name] for name in credit.turn_rewards}))

@@ -817,7 +817,8 @@ class _Session:
         "the checkpoint as config.start_from."
       )
     set_states(self.learner.signals, host["signals"])
-    self.learner.scheduled.states = dict(host.get("schedules", [[0, {}]]))
+    done = max(newest - self.experiment.supervised.steps, 0)  # older checkpoints have no schedules
+    self.learner.scheduled.states = dict(host.get("schedules", [[done, {}]]))
     self.parts.world.set_state(base64.b64decode(host["world"]))
     self.evaluations = host["evaluations"]
     self.ended = host.get("ended")

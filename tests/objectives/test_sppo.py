@@ -185,28 +185,35 @@ def test_the_published_scale_is_a_thousand():
   assert not preset("self_play_preference").needs_values and preset("sppo").needs_values
 
 
-def test_kimi_goes_to_a_policy_that_keeps_its_chances_and_grpo_to_the_best_arm():
+def test_kimi_goes_to_a_policy_that_keeps_its_chances_and_grpo_to_the_best_arm(packer):
   """Two arms, rewards 1 and 0: for a large tau (r - mean r - tau log ratio)^2 is least at ratios of
   chances exp(1 / tau); GRPO's loss falls until only one arm is left."""
-  tau, rewards = 5.0, jnp.array([1.0, 0.0])
-  target = rewards - rewards.mean()
+  tau, pack = 5.0, packer(2, 2, per_row=1, gap=2)
+  drawn = np.tile(np.array([0, 1], np.float32), (2, 1))
+  half = np.full((2, 2), np.log(0.5), np.float32)
+  batch = pack.batch(drawn, half, np.array([1.0, 0.0], np.float32))
+  arms = jnp.maximum(batch.segment_ids - 1, 0)
 
-  def train(loss):
-    step = jax.jit(lambda z: z - 0.5 * jax.grad(loss)(z))
+  def train(config, *, on_policy):
+    objective = policy_objective(config)
+
+    def loss(logits):
+      now = jax.nn.log_softmax(logits)[arms]
+      old = jax.lax.stop_gradient(now) if on_policy else None
+      prepared, _ = prepare(batch, config, old_log_probs=old)
+      return objective(prepared.with_scores(now, jnp.zeros_like(now)))[0]
+
+    step = jax.jit(lambda logits: logits - 0.5 * jax.grad(loss)(logits))
     logits = jnp.zeros(2)
     for _ in range(400):
       logits = step(logits)
     return np.asarray(jax.nn.softmax(logits))
 
-  def squared(logits):
-    ratio = jax.nn.log_softmax(logits) - jnp.log(0.5)
-    return jnp.mean(jnp.square(ratio - target / tau))
-
-  kimi = train(squared)
-  grpo = train(lambda z: -jnp.sum(jax.lax.stop_gradient(jax.nn.softmax(z)) * target
-                                  * jax.nn.log_softmax(z)))  # fmt: skip
+  config = preset("kimi")
+  config.advantage.multiplier = 1 / tau
+  kimi = train(config, on_policy=False)
   assert kimi[0] / kimi[1] == pytest.approx(np.exp(1 / tau), rel=2e-3)
-  assert grpo[0] > 0.98
+  assert train(ObjectiveConfig(), on_policy=True)[0] > 0.98
 
 
 def test_the_preset_of_kimi_is_that_loss_over_tau_squared(packer):

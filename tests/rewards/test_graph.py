@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agentjax.config import ConfigError, with_numbers
 from agentjax.rewards import SCORERS, RewardConfig, build_rewards
 from agentjax.rewards.formula import TERMS, Formula
-from agentjax.rewards.graph import RewardGraph
+from agentjax.rewards.graph import RewardGraph, TurnScores
 from agentjax.schedules import LinearSchedule
 from agentjax.training.flags import set_field
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
@@ -333,6 +333,19 @@ def test_a_group_scorer_that_answers_for_too_few_invalidates_the_group():
   graph = RewardGraph({}, Formula("rank"), {"rank": lambda trajectories, task: [1.0]})
   assert [r.valid for r in score(graph, *members)] == [False, False]
   assert "1 scores for 2" in members[0].reward.reason
+
+
+def test_turns_keep_nothing_of_a_comparison_that_failed():
+  def pay(trajectories, task):
+    if sum(bool(t.answer) for t in trajectories) > 1:
+      raise ValueError("no two answers at once")
+    return [TurnScores([1.0] * len(t.segments)) for t in trajectories]
+
+  members = [trajectory(sample=i) for i in range(2)]
+  graph = RewardGraph({"x": constant(1.0)}, Formula("x"), {"pay": pay})
+  assert score(graph, *members) == [Reward(1.0)] * 2
+  for one in members:
+    assert not one.reward_parts["pay"].valid and one.turn_rewards == {}
 
 
 def test_a_trajectory_of_another_task_is_refused():

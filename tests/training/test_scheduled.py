@@ -16,6 +16,7 @@ from agentjax.schedules import (
   Schedule,
   ThresholdSchedule,
 )
+from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.journal import read_journal
 from agentjax.training.metrics import read_metrics
 from tests.training import stages
@@ -154,6 +155,18 @@ def test_a_run_that_crashed_in_the_middle_of_schedules_ends_with_the_same_bits(
   assert rows(tmp_path / "run") == rows(straight)
   assert states(tmp_path / "run") == states(straight)
   assert [t.reward for t in episodes(tmp_path / "run")] == [t.reward for t in episodes(straight)]
+
+
+def test_a_run_goes_on_from_a_checkpoint_that_is_older_than_schedules(tmp_path, monkeypatch):
+  begin_save = CheckpointStore.begin_save
+
+  def without(store, step, state, host, *pending):
+    host.pop("schedules")
+    begin_save(store, step, state, host, *pending)
+
+  monkeypatch.setattr(CheckpointStore, "begin_save", without)
+  train_until_killed(stages.run(tmp_path / "run", SYNC), 5)  # the checkpoint is of step 4
+  assert stages.run(tmp_path / "run", SYNC).train().finished
 
 
 @pytest.mark.parametrize("step", [3, STEPS])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.schedules import PiecewiseSchedule
 from agentjax.training import TrainingError
 from agentjax.training.journal import read_journal
 from agentjax.training.metrics import read_metrics
@@ -226,7 +227,8 @@ def test_a_crash_changes_nothing(finished, tmp_path, schedule):
 
 @pytest.mark.parametrize("schedule", _EACH)
 def test_without_any_group_steps_are_skipped_until_patience_ends(tmp_path, schedule):
-  nothing = SelectionConfig(rule="band", score="reward_mean", above=2.0, refill=1, patience=3)
+  least = PiecewiseSchedule(values=(2.0, 3.0), at=(1,))
+  nothing = SelectionConfig(rule="band", score="reward_mean", above=least, refill=1, patience=3)
   settings_ = with_selection(nothing, schedule)
   with pytest.raises(TrainingError, match=r"step 3: 3 steps in a row had no group"):
     run(tmp_path / "run", **settings_).train()
@@ -239,15 +241,16 @@ def test_without_any_group_steps_are_skipped_until_patience_ends(tmp_path, sched
     assert len(means) == 3 * 2 * SIZE  # each group had one in its place
 
 
-def test_a_rule_over_groups_trains_on_a_part_of_them(tmp_path):
-  half = SelectionConfig(rule="top_k", share=0.5, keep_zeros=True)
-  run(tmp_path / "run", **with_selection(half)).train()
+def test_a_rule_over_groups_trains_on_a_part_of_them_as_its_schedule_says(tmp_path):
+  share = PiecewiseSchedule(values=(0.5, 1.0), at=(4,))
+  some = SelectionConfig(rule="top_k", share=share, keep_zeros=True)
+  run(tmp_path / "run", **with_selection(some)).train()
   _, trained = groups_of(tmp_path / "run")
-  assert [len(groups) for groups in trained] == [1] * STEPS
+  assert [len(groups) for groups in trained] == [1] * 4 + [SIZE] * 2
   rewards = collections.defaultdict(list)
   for kind, value in read_journal(tmp_path / "run" / "journal.log"):
     if kind == "trajectory":
       rewards[value.address[:2]].append(value.reward.value)
-  for step, groups in enumerate(trained, 1):
+  for step, groups in enumerate(trained[:4], 1):
     std = {key: np.std(v) for key, v in rewards.items() if key[0] == step}
     assert groups == {max(std, key=std.get)}

@@ -42,7 +42,7 @@ class AdaptiveLengthConfig(GroupScorerConfig):
     check(self.growth >= 1, f"{path}.growth", self.growth, ">= 1")
 
   @property
-  def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+  def needs(self) -> tuple[str, ...]:
     return (self.part,)
 
   def build_group(self, sandboxes: Sandboxes) -> GroupScorer:

@@ -91,7 +91,7 @@ class RelativeConfig(GroupScorerConfig):
   among: str = ""
 
   @property
-  def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+  def needs(self) -> tuple[str, ...]:
     return tuple(filter(None, (self.part, self.among)))
 
   def build_group(self, sandboxes: Sandboxes) -> GroupScorer:

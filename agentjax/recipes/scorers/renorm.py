@@ -29,7 +29,7 @@ class RenormConfig(GroupScorerConfig):
   outcome: str = "exact_match"
 
   @property
-  def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+  def needs(self) -> tuple[str, ...]:
     return (self.process, self.outcome)
 
   def build_group(self, sandboxes: Sandboxes) -> GroupScorer:

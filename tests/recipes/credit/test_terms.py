@@ -25,6 +25,7 @@ from agentjax.recipes.credit.entropy import EntropyExcess, entropy_balanced_clip
 from agentjax.recipes.credit.medians import others_median
 from agentjax.rewards import RewardConfig
 from agentjax.schedules import LinearSchedule
+from agentjax.signals.build import credit_signals
 from agentjax.signals.signal import StepContext
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack, to_sequences
@@ -227,6 +228,15 @@ def test_parts_that_a_run_does_not_have_are_refused(function, message):
   experiment.reward = RewardConfig()
   with pytest.raises(ConfigError, match=message):
     function.check_run(experiment, experiment.rl.objective, "config.rl.objective")
+
+
+def test_terms_share_a_signal_only_with_the_same_settings():
+  def names(*terms):
+    return [signal.name for signal in credit_signals(AdvantageConfig(terms=terms), None)]
+
+  assert names(StepsTerm(weight=0.5), StepsTerm(), DurationTerm()) == ["step_advantage", "duration"]
+  with pytest.raises(ConfigError, match="'step_advantage' with .*'environment'.*'judge'"):
+    names(StepsTerm(), StepsTerm("judge"))
 
 
 def test_the_others_median_leaves_itself_out():

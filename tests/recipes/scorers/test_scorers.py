@@ -222,6 +222,20 @@ def test_what_is_compared_must_be_a_part():
     build_rewards(config)
 
 
+def test_a_comparison_may_read_another_that_stands_before_it():
+  chosen = {
+    "rank": RelativeConfig(part="tool_calls", form="rank"),
+    "relative": RelativeConfig(part="rank"),
+  }
+  config = RewardConfig(
+    parts=("tool_calls", "rank", "relative"), formula="relative", settings=chosen
+  )
+  assert scored(config, *with_calls(0, 9, 3)) == pytest.approx([0.0, 1.0, 0.5])
+  config.parts = ("tool_calls", "relative", "rank")
+  with pytest.raises(ConfigError, match=r"reward\.parts=.*'rank'.*'relative', before it"):
+    build_rewards(config)
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(-100, 100), min_size=1, max_size=8))
 def test_places_keep_the_order_and_their_range(values):
