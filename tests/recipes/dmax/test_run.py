@@ -68,7 +68,8 @@ def test_a_run_learns_and_is_decoded_in_several_ways(tmp_path):
   (reinforcement,) = (row for row in rows if "reward/mean" in row)
   assert not any(name.startswith("mismatch/") for name in reinforcement)
   ways = [DecodingConfig("threshold", 1e-6), DecodingConfig("soft", 1.0)]
-  fast, greedy = measure(small(), tmp_path, ways, samples_file=tmp_path / "samples.txt")
+  found = measure(small(), tmp_path, ways, samples_file=tmp_path / "samples.txt")
+  fast, greedy = (one.stats for one in found)
   assert greedy.tokens_per_decision == 1
   assert fast.tokens_per_decision > 2
   assert fast.tokens_per_forward < fast.tokens_per_decision
