@@ -164,7 +164,8 @@ def _blocks(
     block=settings.block,
     stop_ids=settings.stop_ids,
   )
-  return text, block_sight(*token_ids.shape, settings.block)
+  batch, time = token_ids.shape
+  return text, block_sight(batch, time, settings.block)
 
 
 def _token_scores(
