@@ -9,10 +9,13 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import os
+import pathlib
 import sys
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any, ClassVar, Self
 
 from agentjax.config import Config, ConfigError, check
@@ -80,6 +83,15 @@ def load(name: str, path: str, allowed: str) -> Any:
       f"{allowed}."
     ) from error
   return found
+
+
+def load_config_module(file: pathlib.Path) -> ModuleType:
+  """The module of a config file, which is run; whatever it raises is raised."""
+  spec = importlib.util.spec_from_file_location(f"agentjax_config_{file.stem}", file)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
 
 
 @contextlib.contextmanager

@@ -120,15 +120,7 @@ def naive_scores(
     jnp.pad(jnp.where(follows, v, 0.0), ((0, 0), (1, 0)))
     for v in (chosen, entropies, jax.nn.logsumexp(logits, axis=-1))
   )
-  return TokenScores(
-    log_probs=log_probs,
-    entropies=entropies,
-    log_normalizers=normalizers,
-    hidden=out.hidden,
-    routing=out.routing,
-    max_scores=out.max_scores,
-    captured=out.captured,
-  )
+  return TokenScores.of(out, (log_probs, entropies, normalizers))
 
 
 def policy(sizes: Sizes) -> ModelConfig:

@@ -16,7 +16,6 @@ the same seed, each with the 95% interval of Student's t over seeds; with one se
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import io
 import json
 import pathlib
@@ -30,6 +29,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from agentjax.names import load_config_module
 from agentjax.text import SentencePieceTokenizer, TokenizerConfig
 from agentjax.training import Experiment, Run, load_experiment
 from agentjax.training.checkpoint import CheckpointConfig
@@ -65,13 +65,9 @@ def find_changes() -> dict[str, Change]:
   """By name of the file, without the world's: all configs with a ``change``."""
   found: dict[str, Change] = {PLAIN: lambda experiment: experiment}
   for file in sorted(_CONFIGS.glob("*.py")):
-    if "\ndef change(" not in file.read_text():
-      continue
-    spec = importlib.util.spec_from_file_location(f"agentjax_config_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found[file.stem.removesuffix("_word_problems")] = module.change
+    if "\ndef change(" in file.read_text():
+      name = file.stem.removesuffix("_word_problems")
+      found[name] = load_config_module(file).change
   return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -38,6 +39,13 @@ class TokenScores(ForwardOutput):
   log_probs: Array
   entropies: Array
   log_normalizers: Array
+
+  @classmethod
+  def of(cls, out: ForwardOutput, scores: Scores) -> TokenScores:
+    """A pass with the scores of its tokens."""
+    own = {field.name: getattr(out, field.name) for field in dataclasses.fields(ForwardOutput)}
+    log_probs, entropies, log_normalizers = scores
+    return cls(log_probs=log_probs, entropies=entropies, log_normalizers=log_normalizers, **own)
 
 
 @flax.struct.dataclass

@@ -83,15 +83,7 @@ def score_tokens(
   log_probs, entropies, log_normalizers = (
     jnp.pad(jnp.where(follows, v[:, :-1], 0.0), ((0, 0), (1, 0))) for v in scores
   )
-  return TokenScores(
-    log_probs=log_probs,
-    entropies=entropies,
-    log_normalizers=log_normalizers,
-    hidden=out.hidden,
-    routing=out.routing,
-    max_scores=out.max_scores,
-    captured=out.captured,
-  )
+  return TokenScores.of(out, (log_probs, entropies, log_normalizers))
 
 
 def _check_exact(config: ModelConfig, experts: Array | None, kept: Array | None) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import pathlib
 from collections.abc import Iterator, Sequence
+
+from agentjax.names import load_config_module
 
 _HERE = pathlib.Path(__file__).parent
 CONFIGS = _HERE.parents[1] / "configs"
@@ -77,13 +78,8 @@ def _stated(configs: pathlib.Path) -> Iterator[Sequence[Recipe]]:
   for file in sorted(_HERE.glob("*/about.py")):
     yield importlib.import_module(f"{__name__}.{file.parent.name}.about").RECIPES
   for file in sorted(configs.glob("*.py")):
-    if "RECIPES" not in file.read_text():
-      continue
-    spec = importlib.util.spec_from_file_location(f"agentjax_config_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module.RECIPES
+    if "RECIPES" in file.read_text():
+      yield load_config_module(file).RECIPES
 
 
 def page(recipes: Sequence[Recipe]) -> str:

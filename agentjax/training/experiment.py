@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig, num_routers, param_specs
 from agentjax.models.lora import LoraConfig, lora_specs
 from agentjax.models.param_ops import qk_clip_obstacle
-from agentjax.names import is_own
+from agentjax.names import is_own, load_config_module
 from agentjax.objectives.advantages import check_group_size
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import ObjectiveConfig
@@ -805,11 +804,8 @@ def load_experiment(path: str | os.PathLike[str]) -> Experiment:
     )
   if file.suffix == ".json":
     return read_experiment(file.read_bytes(), f"--config={str(path)!r}")
-  spec = importlib.util.spec_from_file_location(f"agentjax_config_{file.stem}", file)
-  assert spec is not None and spec.loader is not None
-  module = importlib.util.module_from_spec(spec)
   try:
-    spec.loader.exec_module(module)
+    module = load_config_module(file)
     if not hasattr(module, "get_config"):
       raise ConfigError(f"--config={str(path)!r} defines no get_config().")
     experiment = module.get_config()

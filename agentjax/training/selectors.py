@@ -202,7 +202,7 @@ def _score(group: Sequence[Trajectory], score: str) -> float:
 
 
 def _score_role(group: Sequence[Trajectory], score: str) -> float:
-  members = [t for t in group if t.reward.value is not None and not t.status.masked]
+  members = [t for t in group if t.usable]
   if not members:
     return 0.0
   if score not in _SCORES:

@@ -97,8 +97,7 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
   segments: dict[tuple[int, int, str, int, int], int] = {}
   result = []
   for trajectory in trajectories:
-    key = (trajectory.step, trajectory.source, trajectory.group or f"task {trajectory.task_id}")
-    group = groups.setdefault(key, len(groups))
+    group = groups.setdefault(trajectory.advantage_group, len(groups))
     step, task_id, sample = trajectory.address
     branches = trajectory.metadata.get(BRANCHES)
     for tokens in token_paths(trajectory):
@@ -109,7 +108,7 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
         PackedSequence(
           name=f"step={step}, task={task_id}, sample={sample}, leaf={tokens.segments[-1]}",
           reward=trajectory.reward.value if trajectory.reward.value is not None else 0.0,
-          valid=trajectory.reward.valid and not trajectory.status.masked,
+          valid=trajectory.usable,
           group=group,
           columns=columns,
           source=trajectory.source,

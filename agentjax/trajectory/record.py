@@ -313,3 +313,13 @@ class Trajectory:
   @property
   def address(self) -> tuple[int, int, int]:
     return (self.step, self.task_id, self.sample)
+
+  @property
+  def advantage_group(self) -> tuple[int, str, str]:
+    """Equal for the episodes that the advantage compares: step, source, and group or task."""
+    return (self.step, self.source, self.group or f"task {self.task_id}")
+
+  @property
+  def usable(self) -> bool:
+    """Whether it can be learnt from: it has a reward, and no fault of ours masks it."""
+    return self.reward.valid and not self.status.masked

@@ -1,10 +1,12 @@
 """Rewards of methods that are configs, from the configs themselves: tables by hand."""
 
 import asyncio
+import json
 import pathlib
 
 import pytest
 
+from agentjax.data import load_tasks
 from agentjax.rewards import SCORERS, build_rewards
 from agentjax.rewards.formula import Formula
 from agentjax.training import load_experiment
@@ -62,5 +64,11 @@ def test_among_right_answers_fewer_turns_earn_more_and_among_wrong_ones_more():
   assert [one.reward.value for one in group] == pytest.approx(expected)
 
 
-def test_a_fifth_of_the_conversations_are_trajectories_of_agents():
-  assert experiment("agent_tuning").data.source.weights == (0.2, 0.8)
+def test_a_fifth_of_the_conversations_are_trajectories_of_agents(tmp_path):
+  said = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello."}]
+  (tmp_path / "train.jsonl").write_text(json.dumps({"messages": said}) + "\n")
+  data = experiment("agent_tuning").data
+  data.path, data.train_size = str(tmp_path), 50
+  tasks = load_tasks(data).train
+  agents = [task for task in tasks if any(turn.tool_calls for turn in task.demonstration)]
+  assert (len(tasks), len(agents)) == (50, 10)

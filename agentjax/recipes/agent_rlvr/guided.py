@@ -126,14 +126,14 @@ def without_hint(played: Trajectory, plain: Trajectory, hint: str) -> Trajectory
 
   It is marked as ``replayed``: its log-probs are those of another prompt.
   """
-  prompt, shift = _prompt(plain), len(_prompt(plain)) - len(_prompt(played))
-  rest = played.segments[len(_prompt(played)) :]
+  prompt, begin = _prompt(plain), len(_prompt(played))
+  shift = len(prompt) - begin
   moved = [
-    dataclasses.replace(s, parent=None if s.parent is None else s.parent + shift) for s in rest
+    dataclasses.replace(s, parent=None if s.parent is None else s.parent + shift)
+    for s in played.segments[begin:]
   ]
   earned = {
-    name: [*[None] * len(prompt), *values[len(_prompt(played)) :]]
-    for name, values in played.turn_rewards.items()
+    name: [*[None] * len(prompt), *values[begin:]] for name, values in played.turn_rewards.items()
   }
   return dataclasses.replace(
     played,

@@ -9,7 +9,6 @@ r"""Reward denoising of AgentCPM-Explore: what a step is not trained on.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -19,6 +18,7 @@ from agentjax.config import NonNegativeFloat, NonNegativeInt
 from agentjax.rewards.scorers import turns
 from agentjax.signals.signal import Metrics, Signal, SignalConfig, SignalTools, StepContext
 from agentjax.training.experiment import Experiment
+from agentjax.trajectory.episode_groups import generator, usable_groups
 from agentjax.trajectory.record import Status, Task, Trajectory
 
 _NO_TASK = Task(0, (), "", "")
@@ -74,15 +74,11 @@ class Denoise(Signal):
     self, context: StepContext, episodes: Sequence[Trajectory]
   ) -> tuple[list[Trajectory], Metrics]:
     del context
-    groups: dict[tuple[int, int, str], list[Trajectory]] = collections.defaultdict(list)
-    for one in episodes:
-      if one.reward.valid and not one.status.masked:
-        groups[(*one.address[:2], one.group)].append(one)
+    groups = usable_groups(episodes)
     kept: set[int] = set()
     left = 0
     for key, members in groups.items():
-      random = np.random.default_rng([self._config.seed, *key[:2], *key[2].encode()])
-      chosen = self._choose(members, random)
+      chosen = self._choose(members, generator(self._config.seed, key))
       left += bool(chosen)
       kept |= {id(one) for one in chosen}
     result = [one for one in episodes if id(one) in kept]

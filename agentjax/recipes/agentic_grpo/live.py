@@ -35,7 +35,8 @@ from agentjax.signals.signal import Metrics, Signal, StepContext
 from agentjax.training.pass_config import PassesConfig, PlannedPass
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import Column
-from agentjax.trajectory.record import BRANCHES, Reward, Trajectory
+from agentjax.trajectory.episode_groups import replayed
+from agentjax.trajectory.record import Reward, Trajectory
 from agentjax.trajectory.store import from_texts, to_texts
 
 if TYPE_CHECKING:
@@ -168,8 +169,9 @@ class LiveStages(Signal):
       kept = self._kept.setdefault(key, {})
       for agent, members in own.items():
         if agent != self._stages[-1]:
-          usable = [one for one in members if one.reward.valid and not one.status.masked]
-          kept |= {agent: usable} if usable else {}
+          usable = [one for one in members if one.usable]
+          if usable:
+            kept[agent] = usable
       if self._stages[-1] in own:
         last = {o.sample: o.reward.value for o in own[self._stages[-1]] if not o.status.masked}
         for members in self._kept.pop(key).values():
@@ -196,8 +198,7 @@ def corrections(
     final, own = last.get(one.sample), one.reward.value
     if final is None or own is None:
       continue
-    metadata = {k: v for k, v in one.metadata.items() if k != BRANCHES}
-    later = dataclasses.replace(one, reward=Reward(final - own), metadata=metadata)
+    later = dataclasses.replace(replayed(one), reward=Reward(final - own))
     made.append(_marked(later, True))
   return made
 

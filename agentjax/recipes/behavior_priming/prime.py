@@ -31,7 +31,10 @@ def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
   rows = [row for _, row in read_jsonl(_INPUT.value)]
-  judge = None if all("behaviours" in row for row in rows) else HttpJudge(_JUDGE.value)
+  judge = None
+  if not all("behaviours" in row for row in rows):
+    _JUDGE.value.validate("judge")
+    judge = HttpJudge(_JUDGE.value)
   try:
     kept = asyncio.run(select(rows, judge))
   except ValueError as error:

@@ -70,7 +70,7 @@ class EntropyExcess(Signal):
     self, context: StepContext, episodes: Sequence[Trajectory]
   ) -> tuple[list[Trajectory], Metrics]:
     del context
-    usable = [t for t in episodes if t.reward.valid and not t.status.masked]
+    usable = [t for t in episodes if t.usable]
     drawn = [s.entropies[s.sampled] for t in usable for s in t.segments]
     known = np.concatenate([*drawn, np.zeros(0, np.float32)]).astype(np.float64)
     mean = float(known.mean()) if known.size else 0.0

@@ -102,8 +102,8 @@ class PartAdvantages(Signal):
     known = need_parts(episodes, tuple(self._shares))
     groups: dict[tuple[int, str, str], list[int]] = collections.defaultdict(list)
     for i, one in enumerate(known):
-      if one.reward.valid and not one.status.masked:
-        groups[(one.step, one.source, one.group or f"task {one.task_id}")].append(i)
+      if one.usable:
+        groups[one.advantage_group].append(i)
     advantages = np.zeros(len(known))
     for members in groups.values():
       values = [[counted_part(known[i], name) or 0.0 for name in self._shares] for i in members]

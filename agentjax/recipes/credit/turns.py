@@ -134,8 +134,8 @@ class Durations(Signal):
   ) -> tuple[list[Trajectory], Metrics]:
     del context
     spent = [self._spent(one) for one in episodes]
-    usable = [one.reward.valid and not one.status.masked for one in episodes]
-    counted = [s for own, ok in zip(spent, usable, strict=True) if ok for s in own.values()]
+    pairs = zip(episodes, spent, strict=True)
+    counted = [s for one, own in pairs if one.usable for s in own.values()]
     mean = float(np.mean(counted or [1.0]))
     shares = [{turn: s / mean for turn, s in own.items()} for own in spent]
     return _of_turns(episodes, DURATION, shares), {"duration/mean": mean}
@@ -193,13 +193,14 @@ class StepAdvantages(Signal):
       )
     earned: dict[tuple[int, str, str], list[float]] = collections.defaultdict(list)
     for one in episodes:
-      if one.reward.valid and not one.status.masked:
-        earned[_group(one)] += self._judged(one).values()
+      if one.usable:
+        earned[one.advantage_group] += self._judged(one).values()
+    groups = {one.advantage_group for one in episodes}
+    scales = {group: _mean_and_scale(earned.get(group, ())) for group in groups}
     result = []
     for one in episodes:
-      values = np.array(earned.get(_group(one), [0.0]) or [0.0], np.float64)
-      scale = float(values.std()) + 1e-6
-      standard = {i: (r - float(values.mean())) / scale for i, r in self._judged(one).items()}
+      mean, scale = scales[one.advantage_group]
+      standard = {i: (r - mean) / scale for i, r in self._judged(one).items()}
       segments = [
         s.with_columns({STEP_ADVANTAGE.name: np.array(standard.get(i, 0.0), np.float32)})
         for i, s in enumerate(one.segments)
@@ -214,8 +215,9 @@ class StepAdvantages(Signal):
     return {i: value for i, value in enumerate(paid) if value is not None}
 
 
-def _group(episode: Trajectory) -> tuple[int, str, str]:
-  return (episode.step, episode.source, episode.group or f"task {episode.task_id}")
+def _mean_and_scale(values: Sequence[float]) -> tuple[float, float]:
+  known = np.array(values or (0.0,), np.float64)
+  return float(known.mean()), float(known.std()) + 1e-6
 
 
 def _of_turns(

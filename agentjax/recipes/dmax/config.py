@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentjax.config import (
@@ -22,6 +24,33 @@ from agentjax.training.likelihood import LikelihoodConfig, ScoreTokens
 
 if TYPE_CHECKING:
   from agentjax.training.experiment import Experiment
+
+# Settings of a run that blocks are neither trained nor drawn with, and the value that they must
+# have: always, and with reinforcement learning.
+_PLAIN: Mapping[str, Any] = {
+  "supervised.qk_clip": None,
+  "supervised.token_sets": None,
+  "supervised.mtp_coefficient": 0,
+  "supervised.balance_coefficient": 0,
+  "supervised.z_loss_coefficient": 0,
+  "engine.lanes": 1,
+  "engine.speculate": "none",
+  "engine.record_experts": False,
+  "engine.cache_dtype": None,
+  "rollout.grammar": "none",
+}
+_PLAIN_RL: Mapping[str, Any] = {
+  "rollout.max_turns": 1,
+  "rl.old_log_probs": "recomputed",
+  "rl.replay_experts": False,
+  "rl.qk_clip": None,
+  "rl.mtp_coefficient": 0,
+  "rl.balance_coefficient": 0,
+  "rl.z_loss_coefficient": 0,
+  "rl.teachers": (),
+  "rl.critic": None,
+  "rl.diagnostics.information_every": 0,
+}
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -87,7 +116,7 @@ class DMaxConfig(LikelihoodConfig):
     return self.block
 
   def check_run(self, experiment: Experiment, path: str) -> None:
-    rl, supervised = experiment.rl, experiment.supervised
+    rl = experiment.rl
     said = f"with {path}={self.chosen!r}"
     lengths = [("engine.max_length", experiment.engine.max_length)]
     for name in ("supervised", "rl"):
@@ -95,36 +124,12 @@ class DMaxConfig(LikelihoodConfig):
         lengths.append((f"{name}.row_length", getattr(experiment, name).row_length))
     for name, length in lengths:
       check(length % self.block == 0, f"config.{name}", length, f"a multiple of {path}.block")
-    devices = experiment.engine
-    plain: list[tuple[str, Any, Any]] = [
-      ("supervised.qk_clip", supervised.qk_clip, None),
-      ("supervised.token_sets", supervised.token_sets, None),
-      ("supervised.mtp_coefficient", supervised.mtp_coefficient, 0),
-      ("supervised.balance_coefficient", supervised.balance_coefficient, 0),
-      ("supervised.z_loss_coefficient", supervised.z_loss_coefficient, 0),
-      ("engine.lanes", devices.lanes, 1),
-      ("engine.mesh", devices.mesh.size, 1),
-      ("engine.speculate", devices.speculate, "none"),
-      ("engine.record_experts", devices.record_experts, False),
-      ("engine.cache_dtype", devices.cache_dtype, None),
-      ("rollout.grammar", experiment.rollout.grammar, "none"),
-      ("seats", tuple(experiment.seats), ()),
-    ]
-    if rl.steps:
-      plain += [
-        ("rollout.max_turns", experiment.rollout.max_turns, 1),
-        ("rl.old_log_probs", rl.old_log_probs, "recomputed"),
-        ("rl.replay_experts", rl.replay_experts, False),
-        ("rl.qk_clip", rl.qk_clip, None),
-        ("rl.mtp_coefficient", rl.mtp_coefficient, 0),
-        ("rl.balance_coefficient", rl.balance_coefficient, 0),
-        ("rl.z_loss_coefficient", rl.z_loss_coefficient, 0),
-        ("rl.teachers", rl.teachers, ()),
-        ("rl.critic", rl.critic, None),
-        ("rl.diagnostics.information_every", rl.diagnostics.information_every, 0),
-      ]
-    for name, found, allowed in plain:
+    for name, allowed in {**_PLAIN, **(_PLAIN_RL if rl.steps else {})}.items():
+      found = operator.attrgetter(name)(experiment)
       check(found == allowed, f"config.{name}", found, f"{allowed!r} {said}")
+    devices, seats = experiment.engine.mesh.size, tuple(experiment.seats)
+    check(devices == 1, "config.engine.mesh", devices, f"1 {said}")
+    check(not seats, "config.seats", seats, f"() {said}")
     for i, phase in enumerate(rl.all_phases if rl.steps else ()):
       where, credit = f"config.rl.phases[{i}]", phase.objective.advantage.credit
       check(phase.context == "episode", f"{where}.context", phase.context, f"'episode' {said}")

@@ -60,17 +60,18 @@ def run(argv: list[str]) -> None:
   report: list[dict[str, object]] = []
   for one in found:
     shown = "no verdict" if one.success is None else str(one.success)
-    figures = (f"{one.tokens_per_decision:.2f}", f"{one.tokens_per_forward:.2f}")
+    stats = one.stats
+    figures = (f"{stats.tokens_per_decision:.2f}", f"{stats.tokens_per_forward:.2f}")
     rows.append((one.decoding.mode, f"{one.decoding.threshold:g}", shown, *figures))
     report.append(
       {
         **one.decoding.to_dict(),
         "success": None if one.success is None else one.success.mean,
-        "tokens": one.tokens,
-        "forwards": one.forwards,
-        "commits": one.commits,
-        "tokens_per_decision": one.tokens_per_decision,
-        "tokens_per_forward": one.tokens_per_forward,
+        "tokens": stats.sampled_tokens,
+        "forwards": stats.forwards,
+        "commits": stats.commits,
+        "tokens_per_decision": stats.tokens_per_decision,
+        "tokens_per_forward": stats.tokens_per_forward,
       }
     )
   header = ("mode", "threshold", "right", "tokens a decision", "tokens a forward")

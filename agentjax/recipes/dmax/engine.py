@@ -81,6 +81,8 @@ class _Call:
   priority: tuple[int, ...]
   future: asyncio.Future[Sample]
   held: int = 0  # tokens that its slot holds: whole blocks
+  finish: Finish | None = None  # why it ends; None while it goes on
+  finite: bool = True  # all log-probs so far; else it ends without a result
   drawn: list[tuple[np.ndarray, ...]] = dataclasses.field(default_factory=list)
 
   @property
@@ -344,9 +346,9 @@ class BlockEngine(Engine):
       self._stats.forwards += int(found.forwards[slot])
       self._stats.sampled_tokens += count
       self._stats.blocks += 1
-      if not found.finite[slot]:
-        call.held = -1
-      elif self._finish(call, bool(found.stopped[slot])) is None:
+      call.finite = bool(found.finite[slot])
+      call.finish = self._finish(call, bool(found.stopped[slot]))
+      if call.finite and call.finish is None:
         call.held += block
         self._stats.commits += 1
 
@@ -410,16 +412,13 @@ class BlockEngine(Engine):
     for slot, call in enumerate(self._slots):
       if call is None or call.future.done():
         continue
-      ids = np.concatenate([part[0] for part in call.drawn])
-      stopped = bool(len(ids)) and int(ids[-1]) in call.request.stop_ids
-      finish = self._finish(call, stopped)
-      if call.held < 0:
+      if not call.finite:
         call.future.set_exception(NonFiniteError("the log-probs of a block are not finite."))
-      elif finish is not None:
-        _, log_probs, entropies, versions = (
+      elif call.finish is not None:
+        ids, log_probs, entropies, versions = (
           np.concatenate(column) for column in zip(*call.drawn, strict=True)
         )
-        call.future.set_result(Sample(ids, log_probs, entropies, log_probs, versions, finish))
+        call.future.set_result(Sample(ids, log_probs, entropies, log_probs, versions, call.finish))
       else:
         continue
       self._slots[slot] = None

@@ -104,10 +104,7 @@ def on_policy_scores(settings: NoiseSettings, *, second_pass: bool) -> ScoreToke
     temperature: float | Array = 1.0,
   ) -> TokenScores:
     size = settings.block
-    text = fill_blocks(
-      token_ids, segment_ids, positions, marks, block=size, stop_ids=settings.stop_ids
-    )
-    sight = block_sight(token_ids.shape[0], token_ids.shape[1], size)
+    text, sight = _blocks(settings, token_ids, segment_ids, positions, marks)
     masked = share_mask(text, size, settings.seed, 0, settings.mask_ratio) | text.unknown
     noisy = jnp.where(masked, settings.mask_id, text.token_ids)
     out = run_noisy(params, config, noisy, text, sight)
@@ -141,10 +138,7 @@ def bound_scores(settings: NoiseSettings) -> ScoreTokens:
     temperature: float | Array = 1.0,
   ) -> TokenScores:
     size = settings.block
-    text = fill_blocks(
-      token_ids, segment_ids, positions, marks, block=size, stop_ids=settings.stop_ids
-    )
-    sight = block_sight(token_ids.shape[0], token_ids.shape[1], size)
+    text, sight = _blocks(settings, token_ids, segment_ids, positions, marks)
     total: list[Array] = [jnp.zeros(token_ids.shape)] * 3
     for draw in range(settings.draws):
       masked, scale = subset_mask(text, size, settings.seed, draw)
@@ -156,6 +150,22 @@ def bound_scores(settings: NoiseSettings) -> ScoreTokens:
     return _token_scores(out, tuple(total), text, size)
 
   return score
+
+
+def _blocks(
+  settings: NoiseSettings, token_ids: Array, segment_ids: Array, positions: Array, marks: Array
+) -> tuple[Text, Sight]:
+  """Rows whose sequences fill whole blocks, and what [noisy, clean] copies of them see."""
+  text = fill_blocks(
+    token_ids,
+    segment_ids,
+    positions,
+    marks,
+    block=settings.block,
+    stop_ids=settings.stop_ids,
+  )
+  batch, time = token_ids.shape
+  return text, block_sight(batch, time, settings.block)
 
 
 def _token_scores(
@@ -170,12 +180,4 @@ def _token_scores(
     return jnp.where(places > text.ends, 0.0, x) + jnp.where(places == text.ends, more, 0.0)
 
   log_probs, entropies, log_normalizers = (fold(x) for x in scores)
-  return TokenScores(
-    log_probs=log_probs,
-    entropies=entropies,
-    log_normalizers=log_normalizers,
-    hidden=out.hidden,
-    routing=out.routing,
-    max_scores=out.max_scores,
-    captured=out.captured,
-  )
+  return TokenScores.of(out, (log_probs, entropies, log_normalizers))

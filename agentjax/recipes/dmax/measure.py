@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from agentjax.config import check
 from agentjax.recipes.dmax.config import DecodingConfig, DMaxConfig
-from agentjax.recipes.dmax.engine import BlockEngine
+from agentjax.recipes.dmax.engine import BlockEngine, BlockStats
 from agentjax.rollout.evaluation import Estimate
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.threads import LoopThread
@@ -28,26 +28,12 @@ class Measured:
   Attributes:
     decoding: the way.
     success: of the greedy episodes; None where nothing was judged.
-    tokens: drawn.
-    forwards: passes that decided tokens.
-    commits: further passes that wrote decided blocks into the cache.
+    stats: of the engine.
   """
 
   decoding: DecodingConfig
   success: Estimate | None
-  tokens: int
-  forwards: int
-  commits: int
-
-  @property
-  def tokens_per_decision(self) -> float:
-    """Tokens a pass that decides tokens, as the paper counts."""
-    return self.tokens / max(self.forwards, 1)
-
-  @property
-  def tokens_per_forward(self) -> float:
-    """Tokens a pass, commits included."""
-    return self.tokens / max(self.forwards + self.commits, 1)
+  stats: BlockStats
 
 
 def measure(
@@ -98,9 +84,7 @@ def measure(
       with contextlib.closing(engine):
         engine.publish(policy, step + 1)
         report = Evaluation(parts, engine, runner, step, plan).report()
-        stats = engine.stats
-      success = report.overall.greedy
-      result.append(Measured(way, success, stats.sampled_tokens, stats.forwards, stats.commits))
+      result.append(Measured(way, report.overall.greedy, engine.stats))
   if samples_file is not None:
     write_trajectories(
       samples_file,

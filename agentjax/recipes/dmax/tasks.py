@@ -164,8 +164,8 @@ class PassageConfig(TaskSource):
       raise DataError("no *.txt or *.txt.gz that config.data.source.files names", folder)
     sides: tuple[list[Task], list[Task]] = ([], [])
     for path in found:
-      opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open()
-      with opened as stream:
+      opener = gzip.open if path.suffix == ".gz" else open
+      with opener(path, "rt", encoding="utf-8") as stream:
         text = stream.read()
       border = len(text) * 9 // 10
       for side, part, first in zip(

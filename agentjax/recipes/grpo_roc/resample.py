@@ -15,7 +15,6 @@ failures (``choose="first"``).
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -25,6 +24,7 @@ import numpy as np
 from agentjax.config import NonNegativeInt, Range
 from agentjax.signals.signal import Metrics, Signal, SignalConfig, SignalTools, StepContext
 from agentjax.training.experiment import Experiment
+from agentjax.trajectory.episode_groups import generator, usable_groups
 from agentjax.trajectory.record import Trajectory
 
 
@@ -82,18 +82,13 @@ class ResampleOnCorrect(Signal):
     self, context: StepContext, episodes: Sequence[Trajectory]
   ) -> tuple[list[Trajectory], Metrics]:
     del context
-    groups: dict[tuple[int, int, str], list[Trajectory]] = collections.defaultdict(list)
-    for one in episodes:
-      if one.reward.valid and not one.status.masked:
-        groups[(*one.address[:2], one.group)].append(one)
     kept: set[int] = set()
     before: list[float] = []
     after: list[float] = []
-    for (step, task, group), members in groups.items():
+    for key, members in usable_groups(episodes).items():
       penalties = np.array([self.penalty(one) for one in members])
       good = np.array([self._succeeded(one) for one in members])
-      seed = [self._config.seed, step, task, *group.encode()]
-      chosen = self._choose(good, penalties, np.random.default_rng(seed))
+      chosen = self._choose(good, penalties, generator(self._config.seed, key))
       kept |= {id(members[i]) for i in chosen}
       before += penalties[good].tolist()
       after += [float(penalties[i]) for i in chosen if good[i]]

@@ -99,14 +99,16 @@ def fuse_folders(
         f"{folder} and {folders[0]} differ in tensors such as {differing[0]!r}; allowed: folders "
         "of one model."
       )
-  beside = target.with_name(f"{target.name}.tmp")
-  shutil.rmtree(beside, ignore_errors=True)
-  shutil.copytree(folders[0], beside)
-  for file in sorted(beside.glob("*.safetensors")):
-    names = [name for name, place in places[0].items() if place.name == file.name]
-    tensors = {name: _fused(name, places, drop, seed) for name in names}
-    safetensors.numpy.save_file(tensors, file, metadata={"format": "pt"})
-  beside.rename(target)
+  beside = target.with_name(f".{target.name}.{os.getpid()}")
+  try:
+    shutil.copytree(folders[0], beside)
+    for file in sorted(beside.glob("*.safetensors")):
+      names = [name for name, place in places[0].items() if place.name == file.name]
+      tensors = {name: _fused(name, places, drop, seed) for name in names}
+      safetensors.numpy.save_file(tensors, file, metadata={"format": "pt"})
+    beside.rename(target)
+  finally:
+    shutil.rmtree(beside, ignore_errors=True)
   return len(places[0])
 
 

@@ -150,14 +150,13 @@ class Shop(QuestionEnvironment):
       step = await super().step(action)
       over = step.terminated or step.truncated
       # The last turn may only close: who was never answered has not served.
-      return dataclasses.replace(step, reward=Reward(self._paid(step)) if over else Reward(0.0))
+      return dataclasses.replace(step, reward=Reward(self._paid(step.status) if over else 0.0))
     self._turn += 1
     self._conversation.append(Message("assistant", action.text))
     reply = await self._answer_of_user()
     if STOP in reply:
       self._ended = True
-      step = Step(Observation(()), terminated=True)
-      return dataclasses.replace(step, reward=Reward(self._paid(step)))
+      return Step(Observation(()), Reward(self._paid(Status.OK)), terminated=True)
     message = Message("user", reply)
     self._conversation.append(message)
     return Step(Observation((message,)), Reward(0.0))
@@ -165,9 +164,9 @@ class Shop(QuestionEnvironment):
   def snapshot(self) -> Any:
     return None  # a user behind an endpoint has none
 
-  def _paid(self, step: Step) -> float:
+  def _paid(self, status: Status) -> float:
     assert self._task is not None
-    if step.status is not Status.OK:
+    if status is not Status.OK:
       return 0.0
     right = copy.deepcopy(self._task.metadata["orders"])
     goal = self._task.metadata["goal"]

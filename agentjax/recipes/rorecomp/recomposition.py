@@ -149,7 +149,7 @@ class Recomposition(Signal):
   ) -> tuple[list[Trajectory], Metrics]:
     """The priority batch, and behind it the compensation batch of this step, if any."""
     settings = self._config
-    usable = [one for one in episodes if one.reward.valid and not one.status.masked]
+    usable = [one for one in episodes if one.usable]
     first = self.choose(usable)
     known = {one.address for one in first}
     self._kept += [one for one in usable if one.address not in known]

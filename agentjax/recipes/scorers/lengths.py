@@ -104,18 +104,25 @@ def relative(config: RelativeConfig) -> GroupScorer:
 
   def score(members: Sequence[Trajectory], task: Task) -> list[Reward]:
     values = [[member.reward_parts[name].value for name in config.needs] for member in members]
-    known = [None not in own for own in values]
-    classes = [bool(config.among) and ok and own[-1] >= 1 for own, ok in zip(values, known)]  # type: ignore[operator]  # noqa: B905
+    kinds = [_kind(own, config) for own in values]
     result = []
-    for own, ok, kind in zip(values, known, classes, strict=True):
-      if not ok:
+    for own, kind in zip(values, kinds, strict=True):
+      if kind is None:
         result.append(Reward.invalid(f"no value of {' or '.join(config.needs)}"))
         continue
-      beside = [v[0] for v, k, c in zip(values, known, classes, strict=True) if k and c == kind]
+      beside = [v[0] for v, other in zip(values, kinds, strict=True) if other == kind]
       result.append(Reward(place(float(own[0] or 0.0), np.array(beside, np.float64), config.form)))
     return result
 
   return score
+
+
+def _kind(values: Sequence[float | None], config: RelativeConfig) -> bool | None:
+  """Episodes of one kind are compared with one another; None is one that lacks a value."""
+  known = [value for value in values if value is not None]
+  if len(known) < len(values):
+    return None
+  return bool(config.among) and known[-1] >= 1
 
 
 def place(value: float, values: np.ndarray, form: Form) -> float:

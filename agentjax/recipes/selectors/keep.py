@@ -22,11 +22,11 @@ from typing import Literal
 import numpy as np
 
 from agentjax.config import NonNegativeInt, PositiveFloat, PositiveInt
-from agentjax.recipes.selectors.groups import generator, usable_groups
 from agentjax.rewards.formula import Formula
 from agentjax.rewards.scorers import sampled_tokens, turns
 from agentjax.signals.signal import Metrics, Signal, SignalConfig, SignalTools, StepContext
 from agentjax.training.experiment import Experiment
+from agentjax.trajectory.episode_groups import generator, usable_groups
 from agentjax.trajectory.record import Reward, Task, Trajectory
 
 _FIGURES = ("reward", "tokens", "turns", "calls")

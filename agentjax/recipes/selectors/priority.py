@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from agentjax.config import NonNegativeFloat, PositiveInt, PositiveShare
-from agentjax.recipes.selectors.groups import replayed, usable_groups, value_of
 from agentjax.schedules import Scheduled
 from agentjax.signals.signal import Metrics, Signal, SignalConfig, SignalTools, StepContext
 from agentjax.training.experiment import Experiment
+from agentjax.trajectory.episode_groups import replayed, usable_groups, value_of
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.store import from_texts, to_texts
 

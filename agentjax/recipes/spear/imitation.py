@@ -41,6 +41,7 @@ from agentjax.signals.signal import (
 )
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import get_column
+from agentjax.trajectory.episode_groups import value_of
 from agentjax.trajectory.record import Reward, Trajectory
 from agentjax.trajectory.store import from_texts, to_texts
 
@@ -191,13 +192,12 @@ class SelfImitation(Signal):
     """Remembers the mean of every group, and the episodes above it."""
     groups: dict[tuple[int, str, str], list[Trajectory]] = {}
     for one in episodes:
-      if one.reward.valid and not one.status.masked:
-        key = (one.step, one.source, one.group or f"task {one.task_id}")
-        groups.setdefault(key, []).append(one)
+      if one.usable:
+        groups.setdefault(one.advantage_group, []).append(one)
     for members in groups.values():
-      mean = float(np.mean([_value(one) for one in members]))
+      mean = float(np.mean([value_of(one) for one in members]))
       self._means.append(mean)
-      self._kept += [(self._steps, one) for one in members if _value(one) > mean]
+      self._kept += [(self._steps, one) for one in members if value_of(one) > mean]
     self._kept = self._kept[-self._config.capacity :]
 
   def _replayed(self, episode: Trajectory, advantage: float, weight: float) -> Trajectory:
@@ -213,7 +213,7 @@ class SelfImitation(Signal):
 
 def recalibrate(episode: Trajectory, median: float) -> tuple[Trajectory, float] | None:
   """The episode and ``A~ = R - median``; None where that is below 0."""
-  advantage = _value(episode) - median
+  advantage = value_of(episode) - median
   return (episode, advantage) if advantage >= 0 else None
 
 
@@ -221,8 +221,3 @@ def with_columns(episode: Trajectory, values: Mapping[str, Any]) -> Trajectory:
   """A copy with columns of sequences."""
   cast = {name: get_column(name).cast(value) for name, value in values.items()}
   return dataclasses.replace(episode, columns={**episode.columns, **cast})
-
-
-def _value(episode: Trajectory) -> float:
-  assert episode.reward.value is not None
-  return episode.reward.value

@@ -14,8 +14,11 @@ from tests.rollout.scripted_engine import TOKENIZER, ScriptedEngine, say
 SIZE = 4
 
 
-def play(run, said, *, finished=None, retries=2, **metadata):
-  """A group whose sample i says ``said[i]``; retries are samples 4 and 5."""
+def play(run, said, *, finished=None, retries=2, shown=None, **metadata):
+  """A group whose sample i says ``said[i]``; retries are samples 4 and 5.
+
+  The texts of the prompts that the policy read are added to ``shown``.
+  """
   engine = ScriptedEngine(lambda address, turn: say(f"#### {said[address[2]]}"))
   members = run(
     engine,
@@ -25,6 +28,8 @@ def play(run, said, *, finished=None, retries=2, **metadata):
     finished=finished,
   )
   assert engine.live_contexts == engine.live_prefixes == 0
+  if shown is not None:
+    shown += [TOKENIZER.decode(list(ids)) for ids in engine.prefills]
   return members
 
 
@@ -41,7 +46,10 @@ def advantages(members):
 
 
 def test_a_failed_group_gets_retries_without_their_hints(run):
-  members = play(run, {0: 1, 1: 2, 2: 3, 3: 5, 4: 6, 5: 4})
+  shown = []
+  members = play(run, {0: 1, 1: 2, 2: 3, 3: 5, 4: 6, 5: 4}, shown=shown)
+  hinted = [text for text in shown if "Hint: It is even." in text or "Hint: It is 4." in text]
+  assert len(shown) == 3 and len(hinted) == 2
   assert [one.sample for one in members] == [0, 1, 4, 5]
   assert [one.reward.value for one in members] == [0.0, 0.0, 0.0, 1.0]
   assert len({tuple(prompt_of(one)) for one in members}) == 1

@@ -1,6 +1,9 @@
 """Trajectories are chosen by what they show, not by whether they are right."""
 
 import asyncio
+import json
+import subprocess
+import sys
 
 import pytest
 
@@ -56,3 +59,20 @@ def test_a_reply_without_known_names_shows_nothing(reply):
 def test_what_cannot_be_chosen_from_is_refused(rows, message):
   with pytest.raises(ValueError, match=message):
     chosen(rows)
+
+
+def test_the_command_asks_for_a_judge_by_its_flag_where_rows_need_one(tmp_path):
+  def command(*rows):
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return subprocess.run(
+      [sys.executable, "-m", "agentjax.recipes.behavior_priming.prime", "--input=in.jsonl",
+       "--output=out/train.jsonl"],
+      cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+  known = row("4", behaviours=ALL)
+  done = command(known, row("5", behaviours=ALL[:1]))
+  assert done.returncode == 0, done.stderr
+  assert json.loads((tmp_path / "out" / "train.jsonl").read_text()) == known
+  done = command(known, row("5"))
+  assert done.returncode == 2 and "judge.base_url=''" in done.stderr

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -68,11 +70,32 @@ def test_a_run_learns_and_is_decoded_in_several_ways(tmp_path):
   (reinforcement,) = (row for row in rows if "reward/mean" in row)
   assert not any(name.startswith("mismatch/") for name in reinforcement)
   ways = [DecodingConfig("threshold", 1e-6), DecodingConfig("soft", 1.0)]
-  fast, greedy = measure(small(), tmp_path, ways, samples_file=tmp_path / "samples.txt")
+  found = measure(small(), tmp_path, ways, samples_file=tmp_path / "samples.txt")
+  fast, greedy = (one.stats for one in found)
   assert greedy.tokens_per_decision == 1
   assert fast.tokens_per_decision > 2
   assert fast.tokens_per_forward < fast.tokens_per_decision
   assert (tmp_path / "samples.txt").stat().st_size
+
+
+@pytest.mark.slow
+def test_the_command_compares_ways_to_decode(tmp_path):
+  assert Run(small(), tmp_path / "run", console=quiet()).train().finished
+  command = [sys.executable, "-m", "agentjax.recipes.dmax.decode", "--checkpoint=run"]
+  ways = ["--config=run/config.json", "--modes=threshold", "--thresholds=1e-6,1"]
+  done = subprocess.run(
+    [*command, *ways, "--output=found.json"],
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr
+  fast, greedy = json.loads((tmp_path / "found.json").read_text())
+  assert (fast["threshold"], greedy["threshold"]) == (1e-6, 1.0)
+  assert fast["tokens_per_decision"] > greedy["tokens_per_decision"] == 1
+  for one in (fast, greedy):
+    assert one["tokens_per_forward"] == one["tokens"] / (one["forwards"] + one["commits"])
 
 
 def test_old_and_new_log_probs_are_of_one_mask(tmp_path):

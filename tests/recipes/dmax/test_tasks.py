@@ -1,6 +1,7 @@
 """Running sums, word problems and passages."""
 
 import gzip
+import io
 import os
 
 import pytest
@@ -55,6 +56,13 @@ def test_passages_of_files_go_on_where_their_prompts_end(tmp_path):
   assert {t.source for t in only.load(DataConfig(path=str(tmp_path))).train} == {"b.txt.gz"}
   with pytest.raises(DataError, match=r"config\.data\.source\.files names"):
     PassageConfig(files=("c",)).load(DataConfig(path=str(tmp_path)))
+
+
+def test_passages_are_utf_8_whatever_the_locale_says(tmp_path, monkeypatch):
+  (tmp_path / "a.txt").write_bytes("Brontë ".encode() * 20)
+  monkeypatch.setattr(io, "text_encoding", lambda encoding, stacklevel=2: encoding or "latin-1")
+  source = PassageConfig(lead=7, rest=7)
+  assert source.load(DataConfig(path=str(tmp_path))).train[0].prompt[0].content == "Brontë "
 
 
 def test_word_problems_are_read_as_plain_text(tmp_path):

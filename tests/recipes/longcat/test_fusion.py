@@ -76,3 +76,14 @@ def test_other_models_and_present_folders_are_refused(tmp_path):
     fuse_folders(base, [base], other)
   with pytest.raises(ConfigError, match="no tensors"):
     fuse_folders(base, [tmp_path], tmp_path / "fused")
+
+
+def test_what_stands_beside_the_output_stays_and_a_failure_leaves_nothing(tmp_path):
+  base, up, other = (folder(tmp_path / n, 2) for n in ("base", "up", "fused.tmp"))
+  fuse_folders(base, [up], tmp_path / "fused")
+  assert (other / "config.json").exists()
+  wide = {"w": np.ones((3, 3), np.float32), "step": np.array([2], np.int32)}
+  safetensors.numpy.save_file(wide, up / "model.safetensors")
+  with pytest.raises(ConfigError, match="tensor 'w' has the shapes"):
+    fuse_folders(base, [up], tmp_path / "again")
+  assert {p.name for p in tmp_path.iterdir()} == {"base", "up", "fused", "fused.tmp"}

@@ -240,7 +240,7 @@ def test_a_comparison_may_read_another_that_stands_before_it():
 @given(st.lists(st.integers(-100, 100), min_size=1, max_size=8))
 def test_places_keep_the_order_and_their_range(values):
   array = np.array(values, np.float64)
-  for form in ("range", "rank", "z_score"):
+  for form in ("range", "rank", "place", "z_score"):
     found = [place(v, array, form) for v in values]
     for value, own in zip(values, found, strict=True):
       assert [own < other for other in found] == [value < other for other in values]

@@ -17,7 +17,7 @@ def usable_groups(episodes: Sequence[Trajectory]) -> dict[Key, list[Trajectory]]
   """Episodes with a verdict by group, in their order."""
   groups: dict[Key, list[Trajectory]] = collections.defaultdict(list)
   for one in episodes:
-    if one.reward.valid and not one.status.masked:
+    if one.usable:
       groups[(*one.address[:2], one.group)].append(one)
   return groups
 
