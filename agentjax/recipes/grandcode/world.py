@@ -177,6 +177,8 @@ class GrandCodeWorld(World):
         "config.world.tasks has no task with a shown assert on plain values; allowed: shown_tests "
         ">= 1."
       )
+    # Of a group that was journaled before a restart no environment is made, and it is learnt from.
+    self._tasks |= {t.id: t for t in usable.train}
     return usable
 
   def environment(self, task: Task) -> Environment:

@@ -251,6 +251,13 @@ def test_state_survives_a_checkpoint_and_nothing_is_learnt_from_failures():
   assert world.chain(3).accepted == [] and world.chain(3).rounds == 1
 
 
+def test_a_group_that_was_played_before_a_restart_is_learnt_from():
+  world = _world(stages=(SOLVER,), tasks=FunctionTaskConfig(shown_tests=1))
+  task = world.tasks(DataConfig(train_size=1, test_size=1)).train[0]
+  asyncio.run(world.learn(_played(world, SOLVER, [task.answer], task)))  # it made no environment
+  assert world.chain(task.id).accepted == [task.answer]
+
+
 def test_only_tasks_that_show_a_plain_assert_are_played(tmp_path):
   data = DataConfig(train_size=3, test_size=2)
   shown = _world(tasks=FunctionTaskConfig(shown_tests=1)).tasks(data)
