@@ -278,7 +278,8 @@ class TeamEnvironment(Environment):
       step = self._shared(await self._guarded(inner, action.agent), action.agent)
     if len(passed) == len(calls) or step.terminated or step.truncated:
       return _to(action.agent, step)
-    told, shown, records = iter(step.observation.messages), [], []
+    told, records = iter(step.observation.messages), []
+    shown: list[Message] = []
     for call in calls:
       if call.name in offered:
         shown += itertools.islice(told, 1)
