@@ -77,8 +77,9 @@ class Visit:
 
   def records(self, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """All records of a kind with their ids, to read alone."""
+    own = self._own[kind]
     for id, record in self._records[kind].items():
-      yield id, self._own[kind].get(id, record)
+      yield id, own[id] if id in own else record
 
   @property
   def changed(self) -> dict[str, dict[str, Any]]:
