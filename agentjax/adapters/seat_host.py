@@ -9,9 +9,7 @@ from typing import cast
 
 from agentjax.engine import Engine
 from agentjax.rollout import keys
-from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.program import (
-  EpisodeProgram,
   MakeEnvironment,
   Player,
   SharedPrefixes,
@@ -71,13 +69,7 @@ class SeatHost:
     return self._seats[config]
 
   async def play(
-    self,
-    config: SeatConfig,
-    task: Task,
-    make_environment: MakeEnvironment,
-    *,
-    program: EpisodeProgram | None = None,
-    rollout: RolloutConfig | None = None,
+    self, config: SeatConfig, task: Task, make_environment: MakeEnvironment
   ) -> Trajectory:
     """One episode, which takes as long as its environment likes; without a reward.
 
@@ -85,17 +77,15 @@ class SeatHost:
       config: who plays.
       task: its id addresses the draws.
       make_environment: of one agent.
-      program: None is that of the experiment.
-      rollout: limits; None are those of the experiment.
     """
     experiment, seat = self._experiment, await self.seat(config)
-    limits = at_end(experiment.rollout if rollout is None else rollout)
+    limits = at_end(experiment.rollout)
     engine = cast(Engine, seat.engine)  # only the seat uses it, and it may be a service
     prefixes = SharedPrefixes(engine)
     assert seat.sampling is not None
     try:
       trajectory = await run_episode(
-        program or experiment.rollout.program.build(),
+        experiment.rollout.program.build(),
         task,
         (0, task.id, 0),
         player=SeatedPlayer(

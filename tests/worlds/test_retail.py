@@ -136,6 +136,28 @@ def test_an_order_is_changed_in_the_episode_alone():
   assert again.output == "error: non-pending order cannot be cancelled"
 
 
+def test_a_user_who_has_moved_is_found_there_in_the_episode_alone():
+  desk = Desk()
+  names = ("address1", "address2", "city", "state", "country", "zip")
+  user = {"name": {"first_name": "Ann", "last_name": "Lee"}, "address": dict.fromkeys(names, "1")}
+  desk.records = {"orders": {}, "users": {"u": user}, "products": {}}
+  tools = {tool.name: tool for tool in desk.tools}
+
+  def call(name, episode, **arguments):
+    return asyncio.run(tools[name](arguments, ToolContext(episode, 0, 1.0))).output
+
+  call("modify_user_address", "a", user_id="u", **dict.fromkeys(names, "2"))
+  found = {
+    (episode, zip): call(
+      "find_user_id_by_name_zip", episode, first_name="ann", last_name="lee", zip=zip
+    )
+    for episode in "ab"
+    for zip in "12"
+  }
+  gone = "error: user not found"
+  assert found == {("a", "1"): gone, ("a", "2"): "u", ("b", "1"): "u", ("b", "2"): gone}
+
+
 def test_a_run_without_its_folder_is_refused():
   from agentjax.tools.build import ToolsConfig
 

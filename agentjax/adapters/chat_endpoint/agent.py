@@ -27,10 +27,7 @@ class HttpAgent(HttpJudge):
       {
         "messages": with_calls(written, messages),
         "tools": [_described(tool) for tool in tools],
-        "temperature": config.temperature,
-        "top_p": config.top_p,
-        "max_tokens": config.max_tokens,
-        "seed": key % 2**31,
+        **self._drawn(key),
       }
     )
     said = choice["message"]

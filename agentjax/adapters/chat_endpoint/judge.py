@@ -55,10 +55,7 @@ class HttpJudge:
     choice = await self._ask(
       {
         "messages": await chat_messages(config, messages),
-        "temperature": config.temperature,
-        "top_p": config.top_p,
-        "max_tokens": config.max_tokens,
-        "seed": key % 2**31,
+        **self._drawn(key),
       }
     )
     content = choice["message"].get("content")
@@ -93,6 +90,16 @@ class HttpJudge:
       }
     )
     return bounded_log_probs(_alternatives(choice), choices)
+
+  def _drawn(self, key: int) -> dict[str, Any]:
+    """How a reply is drawn, in the fields of a request."""
+    config = self._config
+    return {
+      "temperature": config.temperature,
+      "top_p": config.top_p,
+      "max_tokens": config.max_tokens,
+      "seed": key % 2**31,
+    }
 
   async def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
     return (await post(self._config, "chat/completions", body))["choices"][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import pathlib
 
@@ -12,8 +13,8 @@ from agentjax.data import DataConfig, TaskSplits
 from agentjax.data.errors import DataError
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.recipes.grandcode.checks import judge_examples, judge_tests
-from agentjax.recipes.grandcode.inputs import Problem, read_problem
-from agentjax.recipes.grandcode.pool import PoolTest, texts_of, vote
+from agentjax.recipes.grandcode.inputs import read_problem
+from agentjax.recipes.grandcode.pool import texts_of, vote
 from agentjax.recipes.grandcode.world import GrandCodeWorld, pool_of
 from agentjax.trajectory.record import Message, Task
 from agentjax.worlds.code.sources import CodeTaskSource
@@ -101,25 +102,23 @@ async def choose_solution(world: GrandCodeWorld, task: Task, solutions: list[str
     task: of the problem.
     solutions: what the solver wrote; those that fail the examples do not vote.
   """
-  problem: Problem | None = read_problem(task)
+  problem = read_problem(task)
   assert problem is not None
   distinct = list(dict.fromkeys(solutions))
   seen = [await judge_examples(code, problem, world.runner) for code in distinct]
   accepted = [c for c, s in zip(distinct, seen, strict=True) if s.outcome == "right"]
   if not accepted:
     return Chosen(None, 0, 0, {})
-  tests: list[PoolTest] = await pool_of(world, task, problem, accepted)
+  tests = await pool_of(world, task, problem, accepted)
   inputs = [e.arguments for e in problem.examples] + [
     t.arguments for t in tests if t.kind != "size"
   ]
   ask = world.runner.of(problem.function)
   found = vote([texts_of(await ask(code, inputs)) for code in accepted])
-  kinds: dict[str, int] = {
-    kind: sum(t.kind == kind for t in tests) for kind in sorted({t.kind for t in tests})
-  }
+  kinds = dict(sorted(collections.Counter[str](t.kind for t in tests).items()))
+  large = [t for t in tests if t.kind == "size"]
   for group in found.groups:  # the largest first; within it the first that is not too slow
     for member in group:
-      large = [t for t in tests if t.kind == "size"]
       judged = await judge_tests(accepted[member], problem, large, world.runner)
       if judged.outcome == "right":
         return Chosen(accepted[member], len(accepted), len(group), kinds)

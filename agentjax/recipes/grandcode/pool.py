@@ -319,11 +319,14 @@ class Vote:
 
   Attributes:
     groups: indices of candidates.
-    winner: the first of the largest group; None if no candidate gave a value to any input.
   """
 
   groups: tuple[tuple[int, ...], ...]
-  winner: int | None
+
+  @property
+  def winner(self) -> int | None:
+    """The first of the largest group; None if no candidate gave a value to any input."""
+    return self.groups[0][0] if self.groups else None
 
 
 def vote(answers: Sequence[Sequence[str | None]]) -> Vote:
@@ -339,7 +342,7 @@ def vote(answers: Sequence[Sequence[str | None]]) -> Vote:
     if any(map(is_value, own)):
       groups.setdefault(tuple(own), []).append(i)
   ordered = sorted(groups.values(), key=lambda members: (-len(members), members[0]))
-  return Vote(tuple(map(tuple, ordered)), ordered[0][0] if ordered else None)
+  return Vote(tuple(map(tuple, ordered)))
 
 
 async def expect_the_vote(

@@ -15,9 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from absl import flags
 from rich.console import Console
@@ -66,9 +64,8 @@ def run(argv: list[str]) -> None:
   rows = RowFile(folder / ROWS, {"refused": int, "own": list, "caught": dict, "tests": dict})
   console = Console()
   asyncio.run(_run(tasks, rows, config, console))
-  rows.sort()
   report = report_of([rows.rows[t.id] for t in tasks if t.id in rows.rows])
-  _write(folder, report)
+  write_atomically(folder / "report.json", json.dumps(report, indent=2) + "\n")
   console.print_json(json.dumps(report))
 
 
@@ -81,10 +78,6 @@ async def _run(tasks: Sequence[Task], rows: RowFile, config: PoolConfig, console
     )  # fmt: skip
   finally:
     await runner.close()
-
-
-def _write(folder: pathlib.Path, report: Mapping[str, Any]) -> None:
-  write_atomically(folder / "report.json", json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +9,12 @@ from typing import Any
 from rich.console import Console
 
 from agentjax.adapters.unit_tests.scorer import UNIT_TESTS, UnitTests, VerifierFault
-from agentjax.data.synthesis_folder import RowFile
+from agentjax.data.synthesis_folder import RowFile, fill, unreported
 from agentjax.recipes.grandcode.checks import judge_examples, judge_own
 from agentjax.recipes.grandcode.inputs import Domain, Problem, read_problem
 from agentjax.recipes.grandcode.pool import (
   KINDS,
+  Ask,
   Kind,
   PoolConfig,
   PoolTest,
@@ -88,7 +88,7 @@ async def separate(
   )
 
 
-async def _failed(ask: Any, one: Wrong, tests: Sequence[PoolTest], kind: Kind) -> list[int]:
+async def _failed(ask: Ask, one: Wrong, tests: Sequence[PoolTest], kind: Kind) -> list[int]:
   """The tests of a kind that a candidate fails. They are asked one kind at a time, so that a call
   that hangs does not hide the others."""
   own = [t for t in tests if t.kind == kind]
@@ -137,28 +137,24 @@ async def separate_tasks(
   concurrency: int,
   console: Console,
 ) -> None:
-  """A row for every task that has none yet."""
-  places = asyncio.Semaphore(concurrency)
+  """A row for every task that has none yet; those of a sandbox's fault are left out."""
+  problems = {t.id: problem for t in tasks if (problem := read_problem(t)) is not None}
 
-  async def one(task: Task) -> None:
-    problem = read_problem(task)
-    if problem is None or task.id in rows.rows:
+  async def work(task: Task) -> None:
+    problem = problems[task.id]
+    wrong = wrong_candidates(
+      task.answer, problem.function, most=mutants, seed=config.seed + task.id
+    )
+    if "buggy" in task.metadata:
+      wrong = [Wrong("buggy", task.metadata["buggy"]), *wrong]
+    own = UnitTests.from_metadata(task.metadata[UNIT_TESTS])
+    try:
+      found = await separate(problem, task.answer, wrong, own, runner, config)
+    except VerifierFault as error:
+      console.print(f"task {task.id} is left out: {error}", highlight=False, soft_wrap=True)
       return
-    async with places:
-      wrong = wrong_candidates(
-        task.answer, problem.function, most=mutants, seed=config.seed + task.id
-      )
-      if "buggy" in task.metadata:
-        wrong = [Wrong("buggy", task.metadata["buggy"]), *wrong]
-      own = UnitTests.from_metadata(task.metadata[UNIT_TESTS])
-      try:
-        found = await separate(problem, task.answer, wrong, own, runner, config)
-      except VerifierFault as error:
-        console.print(f"task {task.id} is left out: {error}", highlight=False, soft_wrap=True)
-        return
     if found is not None:
       rows.append({"id": task.id, **dataclasses.asdict(found)})
 
-  async with asyncio.TaskGroup() as group:
-    for task in tasks:
-      group.create_task(one(task))
+  usable = [task for task in tasks if task.id in problems]
+  await fill([rows], usable, work, what="tasks", report=unreported, concurrency=concurrency)

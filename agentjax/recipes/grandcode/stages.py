@@ -7,13 +7,14 @@ the agent and says what follows. What a finished stage leaves is text that later
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from agentjax.adapters.unit_tests.scorer import UnitTests
 from agentjax.recipes.grandcode.checks import (
   HOLDS,
   Judgement,
+  SmallCase,
   check_conjecture,
   judge_examples,
   judge_own,
@@ -106,12 +107,10 @@ class Desk:
   seed: int
   earlier: dict[str, str] = dataclasses.field(default_factory=dict)
 
-  async def judge(self, code: str | None) -> Judgement:
-    """A solution against examples, pool, and the task's own tests where they may be used."""
-    found = await judge_examples(code, self.problem, self.runner)
-    if found.outcome == "right" and self.tests:
-      found = await judge_tests(code, self.problem, self.tests, self.runner)
-    if found.outcome == "right" and self.own is not None and code is not None:
+  async def judge_hidden(self, code: str) -> Judgement:
+    """A solution against the pool, and the task's own tests where they may be used."""
+    found = await judge_tests(code, self.problem, self.tests, self.runner)
+    if found.outcome == "right" and self.own is not None:
       found = await judge_own(code, self.own, self.runner)
     return found
 
@@ -146,6 +145,7 @@ class HypothesisStage:
 
   def __init__(self, desk: Desk):
     self._desk, self._tries = desk, 0
+    self._cases: list[SmallCase] | None = None  # the same for all tries
 
   def open(self) -> str:
     return f"{self._desk.problem.text}\n\nDo not solve it. {_CONJECTURE}"
@@ -153,10 +153,11 @@ class HypothesisStage:
   async def act(self, text: str) -> Reply:
     desk, config = self._desk, self._desk.config
     self._tries += 1
-    cases = await small_cases(
-      desk.problem, desk.runner, desk.reference, count=config.checks, seed=desk.seed
-    )
-    found = await check_conjecture(read_code(text), cases, desk.runner)
+    if self._cases is None:
+      self._cases = await small_cases(
+        desk.problem, desk.runner, desk.reference, count=config.checks, seed=desk.seed
+      )
+    found = await check_conjecture(read_code(text), self._cases, desk.runner)
     if found.passed < found.checks and self._tries < config.conjectures:
       return Reply(False, f"It does not hold: {found.counterexample}. State a better conjecture.")
     reward = hypothesis_reward(found.passed, found.checks, caught=found.caught, decoys=found.decoys)
@@ -192,8 +193,11 @@ class SolverStage:
         trace, self._trace = "\n\n".join(self._trace), []
         return Reply(False, compress=trace)
       return Reply(False, f"{seen.failure}. Answer again with the whole code.")
-    found = seen if seen.outcome != "right" else await desk.judge(code)
-    own, brute = (0.0, 0.0) if code is None else await desk.times(code)
+    found, own, brute = seen, 0.0, 0.0
+    if code is not None and found.outcome == "right":
+      found = await desk.judge_hidden(code)
+      if found.outcome == "right":
+        own, brute = await desk.times(code)
     reward = solution_reward(
       found.outcome,
       seconds=own,
@@ -224,21 +228,21 @@ class TesterStage:
 
   agent = TESTER
 
-  def __init__(self, desk: Desk, keep: Callable[[Sequence[PoolTest]], None]):
-    self._desk, self._keep, self._tries = desk, keep, 0
+  def __init__(self, desk: Desk):
+    self._desk, self._tries = desk, 0
 
   def open(self) -> str:
     return f"{self._desk.problem.text}\n\nDo not solve it. {_GENERATE}"
 
   async def act(self, text: str) -> Reply:
-    desk = self._desk
+    desk, code = self._desk, read_code(text)
     self._tries += 1
     found = await run_generator(
-      read_code(text), desk.problem, desk.candidates, desk.maker, desk.runner, seed=desk.seed
+      code, desk.problem, desk.candidates, desk.maker, desk.runner, seed=desk.seed
     )
     if found.refusal and self._tries < desk.config.generators:
       return Reply(False, f"An input is not valid: {found.refusal}. Write a better generator.")
-    self._keep(found.tests)
+    desk.tests = [*desk.tests, *found.tests]
     reward = generator_reward(
       found.valid,
       found.proposed,
@@ -246,7 +250,7 @@ class TesterStage:
       found.wrong,
       invalid_cost=desk.config.invalid_cost,
     )
-    return Reply(True, reward=reward, left=read_code(text) or "")
+    return Reply(True, reward=reward, left=code or "")
 
 
 def compression_request(desk: Desk, trace: str) -> str:

@@ -12,6 +12,7 @@ a new branch of the record.
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import json
 import random
@@ -177,6 +178,8 @@ class GrandCodeWorld(World):
         "config.world.tasks has no task with a shown assert on plain values; allowed: shown_tests "
         ">= 1."
       )
+    # Of a group that was journaled before a restart no environment is made, and it is learnt from.
+    self._tasks |= {t.id: t for t in usable.train}
     return usable
 
   def environment(self, task: Task) -> Environment:
@@ -186,8 +189,8 @@ class GrandCodeWorld(World):
     self._tasks.setdefault(task.id, task)
     sample = task.metadata.get(SAMPLE)
     # A copy: what is learnt from other episodes meanwhile is for later ones.
-    state = json.loads(json.dumps(dataclasses.asdict(self.chain(task.id))))
-    return StagedEnvironment(self, task, problem, Chain(**state), sample)
+    chain = copy.deepcopy(self.chain(task.id))
+    return StagedEnvironment(self, task, problem, chain, sample)
 
   def chain(self, task: int) -> Chain:
     """What the stages of a task have left."""
@@ -444,11 +447,8 @@ class StagedEnvironment(Environment):
     if agent == SOLVER:
       return SolverStage(self._desk)
     if agent == TESTER:
-      return TesterStage(self._desk, self._keep)
+      return TesterStage(self._desk)
     return CompressionStage(self._desk, await self._trace())
-
-  def _keep(self, tests: Sequence[PoolTest]) -> None:
-    self._desk.tests = [*self._desk.tests, *tests]
 
   async def _trace(self) -> str:
     """Wrong attempts at the task and what became of them, the same for the whole group."""

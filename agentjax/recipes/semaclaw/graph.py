@@ -52,9 +52,14 @@ class Roster:
     return agent in self.names
 
   @property
+  def described(self) -> dict[str, str]:
+    """What each agent is good for, by its name in a task."""
+    return {**self.agents, **{f"{PERSONA}{name}": text for name, text in self.personas.items()}}
+
+  @property
   def names(self) -> tuple[str, ...]:
     """All agents, as a task names them."""
-    return (*self.agents, *(f"{PERSONA}{name}" for name in self.personas))
+    return tuple(self.described)
 
   def places(self, agent: str) -> int:
     """How many tasks an agent does at once."""
@@ -62,8 +67,7 @@ class Roster:
 
   def describe(self) -> str:
     """A line for each agent."""
-    said = {**self.agents, **{f"{PERSONA}{n}": text for n, text in self.personas.items()}}
-    return "\n".join(f"- {name}: {text}" for name, text in said.items())
+    return "\n".join(f"- {name}: {text}" for name, text in self.described.items())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +186,11 @@ class TeamTask:
   def ended(self) -> bool:
     return self.status in TERMINAL
 
+  def report(self, most: int | None = None) -> str:
+    """What came of it, in a line; a result of more than ``most`` characters is cut."""
+    result = self.result if most is None else _clip(self.result, most)
+    return f"[{self.label}] {self.agent}, {self.status}: {result}"
+
 
 @dataclasses.dataclass
 class Parent:
@@ -210,10 +219,7 @@ class Parent:
   @property
   def results(self) -> str:
     """What came of each task, for whoever waits for them."""
-    return "\n".join(
-      f"[{task.label}] {task.agent}, {task.status}: {_clip(task.result)}"
-      for task in self.tasks.values()
-    )
+    return "\n".join(task.report(MOST_SHOWN) for task in self.tasks.values())
 
 
 class Board:
@@ -330,14 +336,6 @@ class Board:
       parent.status, parent.completed_at = "done", now
       self._activate(parent.admin)
     return True
-
-  def expire(self, *, now: float) -> list[TeamTask]:
-    """Ends the tasks whose time is over."""
-    late = [t for t in self.tasks if t.status == "processing" and now >= (t.timeout_at or 0.0)]
-    for task in late:
-      limit = self.parents[task.parent].timeout
-      self.finish(task, "timeout", f"not done within {limit:g}", now=now)
-    return late
 
   def recover(self, *, now: float) -> list[TeamTask]:
     """After a restart: what was at work starts again, or has failed. Gives the failed ones."""

@@ -74,6 +74,8 @@ def _job(value: Any, where: str) -> Job:
   try:
     job = Job(**{**value, "command": tuple(value.get("command", ()))})
     texts = (job.name, job.text, job.agent, job.prompt, job.at, *job.command)
+    if isinstance(value.get("command"), str):
+      raise TypeError("its command is a text; allowed: a list of texts")
     if not all(isinstance(text, str) for text in texts) or not _NAME.fullmatch(job.name):
       raise TypeError("its name, text, agent, prompt, at and command are texts")
     every = float(job.every)
@@ -89,7 +91,7 @@ def _job(value: Any, where: str) -> Job:
     raise ConfigError(f"{where}: allowed: every > 0, in seconds, or at='HH:MM'.")
   if job.session not in ("isolated", "group"):
     raise ConfigError(f"{where}: session={job.session!r}; allowed: isolated, group.")
-  return job
+  return dataclasses.replace(job, every=every)
 
 
 def next_time(job: Job, last: float | None, now: float) -> float:

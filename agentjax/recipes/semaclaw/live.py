@@ -9,7 +9,6 @@ goes on (``scheduler``); the orchestrator is then told what was done before.
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from agentjax.recipes.semaclaw.team import (
   LIST_AGENTS,
   ORCHESTRATOR,
   TeamWorldConfig,
+  fitting,
 )
 from agentjax.rewards.judges import question_key
 from agentjax.rollout.guards.config import build_bridge
@@ -37,7 +37,7 @@ from agentjax.schedules import at_end
 from agentjax.tools.build import build_tools
 from agentjax.tools.declared import DeclaredTool
 from agentjax.tools.hooks import intercepted_by
-from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
+from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
 from agentjax.tools.registry import ToolRegistry
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.trajectory.record import Message, Status, Task, Trajectory
@@ -133,7 +133,7 @@ class LiveTeam:
         _LeadTool(LIST_AGENTS, self._list),
         _LeadTool(CREATE_PARENT, self._create),
         _LeadTool(DISPATCH_TASK, self._dispatch),
-        *self._offered(self._world.orchestrator_tools),
+        *fitting(self._registry.tools, self._world.orchestrator_tools),
       ],
       timeout=PATIENCE,
       retries=0,
@@ -159,13 +159,12 @@ class LiveTeam:
     """
     globs = self._world.tools.get(agent, ("*",))
     registry = ToolRegistry(
-      self._offered(globs),
+      fitting(self._registry.tools, globs),
       timeout=self._experiment.tools.timeout,
       retries=self._experiment.tools.retries,
       calls_per_turn=self._experiment.tools.calls_per_turn,
     )
-    said = {**self._roster.agents, **{f"persona:{n}": t for n, t in self._roster.personas.items()}}
-    who = f"You are {agent}: {said[agent]}."
+    who = f"You are {agent}: {self._roster.described[agent]}."
     return await self._converse(agent, prompt, who, registry, number)
 
   async def _converse(
@@ -194,10 +193,6 @@ class LiveTeam:
     if trajectory.segments:
       self._writer.append_trajectory(trajectory)
 
-  def _offered(self, globs: Sequence[str]) -> list[Tool]:
-    tools = self._registry.tools
-    return [tool for tool in tools if any(fnmatch.fnmatchcase(tool.name, g) for g in globs)]
-
   async def _list(self, arguments: Mapping[str, Any]) -> str:
     del arguments
     return self._roster.describe()
@@ -210,7 +205,7 @@ class LiveTeam:
   async def _dispatch(self, arguments: Mapping[str, Any]) -> str:
     names = [str(arguments.get(name)) for name in ("parentId", "label")]
     (task,) = await self.scheduler.wait(names[0], names[1])
-    return f"[{task.label}] {task.agent}, {task.status}: {task.result}"
+    return task.report()
 
 
 class _LeadTool:

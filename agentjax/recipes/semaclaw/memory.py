@@ -158,6 +158,7 @@ class MemoryTool:
       "text": {"type": "string", "description": "to save, or words to search for"},
     },
     "required": ["action", "text"],
+    "additionalProperties": False,  # or what a rule looks for could stand in one
   }
 
   def __init__(self, memory: Memory):

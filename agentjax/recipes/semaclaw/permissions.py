@@ -5,6 +5,9 @@ and of the tool, and a regular expression that must be found in the arguments as
 rule that fits decides. "ask" goes to people through the bridge of guards
 (``rollout.guards.permissions``): only the agent that asks waits, the first answer counts, and
 where nobody answers in time ``permissions.when_nobody`` does.
+
+The parameters of a guarded tool should be closed (``additionalProperties: false``): in an argument
+that the tool does not know, an agent could write what an expression looks for.
 """
 
 from __future__ import annotations

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from agentjax.config import ConfigError, PositiveInt, Range, Table, check
 from agentjax.data import DataConfig
 from agentjax.recipes.semaclaw.graph import Board, GraphError, Roster, TeamTask, read_specs
 from agentjax.recipes.semaclaw.permissions import AccessConfig, AccessRules, SeatAccess
-from agentjax.recipes.semaclaw.work import HAND_IN, score_work
+from agentjax.recipes.semaclaw.work import HAND_IN, WRITE_GRAPH, score_work
 from agentjax.rollout.guards.config import build_bridge
 from agentjax.rollout.guards.permissions import PermissionConfig
 from agentjax.tools.build import ToolsConfig
@@ -37,7 +38,7 @@ LIST_AGENTS = DeclaredTool(
   {"type": "object", "properties": {}},
 )
 CREATE_PARENT = DeclaredTool(
-  "create_parent",
+  WRITE_GRAPH,
   "Gives the team a goal and tasks. A task starts when all tasks that it depends on have ended.",
   {
     "type": "object",
@@ -74,7 +75,7 @@ LEAD_TOOLS = (LIST_AGENTS, CREATE_PARENT, DISPATCH_TASK)
 
 
 class NewTaskObservation(Observation):
-  """The prompt of a worker's next task; ``context.TeamContextConfig`` begins a new history."""
+  """The prompt of a worker's next task; ``context.WindowConfig`` begins a new history."""
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -156,15 +157,14 @@ class TeamWorld(PlainWorld):
       base,
     )
     self.scorers = {**base.scorers, "work": score_work}
-    self._of = base
 
   def cheats(self, task: Task, setting: Setting) -> Mapping[str, Turns]:
     """Those of the inner world that the orchestrator can play without the workers' tools."""
-    known = self._of.cheats(task, setting)
+    known = self._base.cheats(task, setting)
     return {name: turns for name, turns in known.items() if _without_calls(turns)}
 
   def solution(self, task: Task, setting: Setting) -> Turns:
-    turns = self._of.solution(task, setting)
+    turns = self._base.solution(task, setting)
     return turns if _without_calls(turns) else ()
 
 
@@ -202,13 +202,10 @@ class TeamEnvironment(Environment):
 
   async def reset(self, task: Task, key: int) -> Observation:
     observation = await self._inner.reset(task, key)
-    config, inner = self._config, tuple(self._inner.tools)
-    offered = {name: config.tools.get(name, ("*",)) for name in config.workers}
-    offered[ORCHESTRATOR] = config.orchestrator_tools
-    self._tools = {
-      agent: tuple(t for t in inner if any(fnmatch.fnmatchcase(t.name, g) for g in globs))
-      for agent, globs in offered.items()
-    }
+    config = self._config
+    globs = {name: config.tools.get(name, ("*",)) for name in config.workers}
+    globs[ORCHESTRATOR] = config.orchestrator_tools
+    self._tools = {name: fitting(self._inner.tools, own) for name, own in globs.items()}
     self._tools[ORCHESTRATOR] = (*lead_tools(config), *self._tools[ORCHESTRATOR])
     first, *rest = observation.messages
     text = f"{introduction(config)}\n\n"
@@ -237,7 +234,7 @@ class TeamEnvironment(Environment):
     self._answers = []
     for call in action.tool_calls:
       if call.name not in own:
-        self._answers += [message.content for message in [next(told, None)] if message]
+        self._answers += [message.content for message in itertools.islice(told, 1)]
         continue
       answer, accepted = self._answer(call)
       status = ToolStatus.OK if accepted else ToolStatus.ERROR
@@ -281,10 +278,11 @@ class TeamEnvironment(Environment):
       step = self._shared(await self._guarded(inner, action.agent), action.agent)
     if len(passed) == len(calls) or step.terminated or step.truncated:
       return _to(action.agent, step)
-    told, shown, records = iter(step.observation.messages), [], []
+    told, records = iter(step.observation.messages), []
+    shown: list[Message] = []
     for call in calls:
       if call.name in offered:
-        shown += [message for message in [next(told, None)] if message]
+        shown += itertools.islice(told, 1)
         continue
       text = f"error: {action.agent} has no tool {call.name[:80]!r}; its tools: {_listed(offered)}"
       shown.append(Message("tool", text))
@@ -373,6 +371,11 @@ def lead_tools(config: TeamWorldConfig) -> tuple[DeclaredTool, ...]:
   return LEAD_TOOLS if config.wait == "task" else LEAD_TOOLS[:-1]
 
 
+def fitting(tools: Iterable[Tool], globs: Sequence[str]) -> tuple[Tool, ...]:
+  """The tools with a name that fits one of the globs."""
+  return tuple(t for t in tools if any(fnmatch.fnmatchcase(t.name, glob) for glob in globs))
+
+
 def introduction(config: TeamWorldConfig) -> str:
   """What stands before the task in the orchestrator's prompt."""
   agents = Roster(dict(config.workers)).describe()
@@ -388,7 +391,7 @@ def _to(agent: str, step: Step) -> Step:
 
 
 def _results(tasks: Sequence[TeamTask]) -> str:
-  return "\n".join(f"[{t.label}] {t.agent}, {t.status}: {t.result}" for t in tasks)
+  return "\n".join(task.report() for task in tasks)
 
 
 def _plus(reward: Reward, more: float) -> Reward:

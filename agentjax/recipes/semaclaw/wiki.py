@@ -195,6 +195,7 @@ class WikiTool:
       "text": {"type": "string", "description": "of the page to save"},
     },
     "required": ["action"],
+    "additionalProperties": False,  # or what a rule looks for could stand in one
   }
 
   def __init__(self, wiki: Wiki):

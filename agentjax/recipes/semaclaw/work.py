@@ -17,7 +17,7 @@ from agentjax.tools.protocol import ToolStatus
 from agentjax.trajectory.record import Status, Task, Trajectory
 
 HAND_IN = "hand_in"  # record of the result of a task, with the worker as its author
-WRITE_GRAPH = "create_parent"  # record of a graph that the orchestrator wrote
+WRITE_GRAPH = "create_parent"  # the tool, and so the record, of a graph that the orchestrator wrote
 
 
 def score_work(trajectory: Trajectory, task: Task) -> float:

@@ -9,7 +9,6 @@ says, so nothing here publishes anything.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -242,7 +241,7 @@ async def _ask(judge: Judge, who: str, material: Mapping[str, str], asked: str, 
 
 def as_json(edit: Edit) -> dict[str, Any]:
   """An edit as a row holds it."""
-  return json.loads(json.dumps(dataclasses.asdict(edit)))
+  return dataclasses.asdict(edit)
 
 
 def from_json(row: Mapping[str, Any]) -> Edit:

@@ -130,15 +130,12 @@ def _from_transcript(trajectory: AgentTrajectory) -> Session:
   )
 
 
-def sessions_of_episodes(
-  episodes: Iterable[Trajectory], chat: Chat, *, played_here: bool = True
-) -> list[Session]:
-  """Sessions of stored episodes; those without a verdict are left out.
+def sessions_of_episodes(episodes: Iterable[Trajectory], chat: Chat) -> list[Session]:
+  """Sessions of episodes that we played and stored; those without a verdict are left out.
 
   Args:
     episodes: of one agent each.
     chat: of the policy that played them.
-    played_here: whether they are trusted.
   """
   found = []
   for episode in episodes:
@@ -160,7 +157,7 @@ def sessions_of_episodes(
         f"{episode.source}, step {episode.step}, task {episode.task_id}, sample {episode.sample}",
         messages,
         min(1.0, max(0.0, episode.reward.value)),
-        trusted=played_here,
+        trusted=True,
         read=tuple(sorted(names)),
         failed_tools=any(tool.status != ToolStatus.OK for tool in episode.tools),
       )

@@ -78,13 +78,12 @@ class SkillWorld(PlainWorld):
       offered(base.tools, retriever),
       base,
     )
-    self._of = base
 
   def cheats(self, task: Task, setting: Setting) -> Mapping[str, Turns]:
-    return self._of.cheats(task, setting)
+    return self._base.cheats(task, setting)
 
   def solution(self, task: Task, setting: Setting) -> Turns:
-    return self._of.solution(task, setting)
+    return self._base.solution(task, setting)
 
 
 def offered(tools: Sequence[Tool], retriever: Retriever) -> tuple[Tool, ...]:

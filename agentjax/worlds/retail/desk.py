@@ -13,7 +13,7 @@ import json
 import operator
 import pathlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from agentjax.data.errors import DataError
@@ -75,8 +75,11 @@ class Visit:
       own[id] = copy.deepcopy(self._records[kind][id])
     return own[id]
 
-  def ids(self, kind: str) -> list[str]:
-    return list(self._records[kind])
+  def records(self, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All records of a kind with their ids, to read alone."""
+    own = self._own[kind]
+    for id, record in self._records[kind].items():
+      yield id, own[id] if id in own else record
 
   @property
   def changed(self) -> dict[str, dict[str, Any]]:
@@ -150,15 +153,17 @@ class Desk:
 
   async def find_user_id_by_email(self, context: ToolContext, email: str) -> str:
     """The id of the user with an email address."""
-    for id, user in self.records["users"].items():
+    for id, user in self.visit(context.episode).records("users"):
       if user["email"].lower() == email.lower():
         return id
     raise ToolError("user not found")
 
-  async def find_user_id_by_name_zip(self, first_name: str, last_name: str, zip: str) -> str:
+  async def find_user_id_by_name_zip(
+    self, context: ToolContext, first_name: str, last_name: str, zip: str
+  ) -> str:
     """The id of the user with a name and a zip code."""
     wanted = (first_name.lower(), last_name.lower(), zip)
-    for id, user in self.records["users"].items():
+    for id, user in self.visit(context.episode).records("users"):
       name = user["name"]
       known = (name["first_name"].lower(), name["last_name"].lower(), user["address"]["zip"])
       if known == wanted:

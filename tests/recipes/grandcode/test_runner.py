@@ -101,3 +101,9 @@ def test_a_slow_twin_is_right_on_small_inputs_and_late_on_large_ones(runner):
   assert slow.slow and not any(one.slow for one in mutants)
   assert texts_of(asyncio.run(runner.of("f")(slow.code, [([1, 2],)]))) == ["value 3"]
   assert texts_of(asyncio.run(runner.of("f")(slow.code, [([1] * 30_000,)]))) == [LATE]
+
+
+def test_each_call_tells_its_own_cpu_time(runner):
+  code = "import time\ndef f(x):\n  while time.process_time() < x: pass\n  return x"
+  long, short = asyncio.run(runner.of("f")(code, [(0.4,), (0,)]))
+  assert short.seconds < 0.4 <= long.seconds < 2

@@ -4,10 +4,13 @@ import asyncio
 import dataclasses
 
 from agentjax.adapters.unit_tests.scorer import UnitTests
+from agentjax.data.synthesis_folder import RowFile
 from agentjax.recipes.grandcode.pool import PoolConfig
-from agentjax.recipes.grandcode.separation import report_of, separate
+from agentjax.recipes.grandcode.separation import ROWS, report_of, separate, separate_tasks
 from agentjax.recipes.grandcode.wrong import Wrong, wrong_candidates
+from agentjax.worlds.code.tasks import code_task
 from tests.recipes.grandcode.local import LocalRunner, problem
+from tests.training.smoke import quiet
 
 _RIGHT = "def f(xs):\n  return max(xs, default=0)\n"
 _WRONG = [
@@ -49,3 +52,25 @@ def test_wrong_programs_are_drawn_by_the_seed():
   one, again, other = (wrong_candidates(source, "f", most=3, seed=s) for s in (0, 0, 1))
   assert one == again != other and len(one) == 4
   assert all(w.code != source for w in one)
+
+
+def test_a_row_is_made_once_for_every_task_with_a_problem(tmp_path):
+  tasks = [
+    code_task(
+      id=i, source="x", text="Largest.", reference=_RIGHT.replace("f(", "top("),
+      tests=["assert top([3, 1]) == 3", "assert top([1, 2]) == 2"], shown=shown,
+    )
+    for i, shown in ((2, 1), (1, 1), (0, 0))  # the last shows nothing, so it is no problem
+  ]  # fmt: skip
+  rows = RowFile(tmp_path / ROWS, {})
+
+  def make():
+    made = separate_tasks(
+      tasks, rows, LocalRunner(), PoolConfig(proposals=5, sizes=(50,)),
+      mutants=2, concurrency=2, console=quiet(),
+    )  # fmt: skip
+    asyncio.run(made)
+    return (tmp_path / ROWS).read_text()
+
+  first = make()
+  assert list(rows.rows) == [1, 2] and make() == first

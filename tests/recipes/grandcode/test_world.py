@@ -219,6 +219,31 @@ def test_what_accepted_solutions_disagree_on_becomes_the_pool_of_later_rounds():
     assert _say(environment, SOLVER, mark_code(code)).reward == Reward(reward)
 
 
+@pytest.mark.parametrize(("speed", "reward"), [(True, 0.75), (False, 1.0)])
+def test_a_right_solution_is_paid_for_its_speed_on_a_large_input(speed, reward):
+  class Timed(LocalRunner):
+    def of(self, function):
+      ask = super().of(function)
+
+      async def timed(code, inputs):
+        large = len(inputs[0][0]) > 300
+        seconds = (2.0 if code == _RIGHT else 0.2) if large else 0.0
+        return [dataclasses.replace(a, seconds=seconds) for a in await ask(code, inputs)]
+
+      return timed
+
+  seats = SeatsConfig(solutions=1, speed=speed, full_speedup=100.0)
+  world = _world(stages=(SOLVER,), seats=seats)
+  world.runner = Timed()
+  world.environment(_TASK)
+  slow = "def top(xs):\n  if len(xs) > 300: raise Hangs\n  return max(xs, default=0)\n"
+  asyncio.run(world.learn(_played(world, SOLVER, [slow])))  # a large input catches it
+  assert [t.kind for t in world.chain(3).pool()] == ["size"]
+  environment, _ = _start(world)
+  fast = mark_code(_RIGHT + "# ten times as fast\n")
+  assert _say(environment, SOLVER, fast).reward == Reward(reward)
+
+
 def test_the_joint_reward_compares_with_solvers_that_saw_no_conjecture():
   world = _world(seats=SeatsConfig(beta=0.5, without=0.5))
   first = {}
@@ -249,6 +274,13 @@ def test_state_survives_a_checkpoint_and_nothing_is_learnt_from_failures():
   assert twin.chain(3) == world.chain(3) != Chain()
   asyncio.run(world.learn(_played(world, SOLVER, [_RIGHT], status=Status.ENV_ERROR)))
   assert world.chain(3).accepted == [] and world.chain(3).rounds == 1
+
+
+def test_a_group_that_was_played_before_a_restart_is_learnt_from():
+  world = _world(stages=(SOLVER,), tasks=FunctionTaskConfig(shown_tests=1))
+  task = world.tasks(DataConfig(train_size=1, test_size=1)).train[0]
+  asyncio.run(world.learn(_played(world, SOLVER, [task.answer], task)))  # it made no environment
+  assert world.chain(task.id).accepted == [task.answer]
 
 
 def test_only_tasks_that_show_a_plain_assert_are_played(tmp_path):

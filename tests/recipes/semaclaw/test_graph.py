@@ -114,12 +114,12 @@ def test_parents_of_one_admin_come_one_after_the_other():
   assert ready(made) == []
 
 
-def test_time_ends_a_task_and_a_late_result_changes_nothing():
+def test_a_result_after_the_end_of_a_task_changes_nothing():
   made = board(spec("a"))
   task = made.task("p-19700101-0001", "a")
   made.start(task, now=5.0)
-  assert made.expire(now=14.9) == [] and made.expire(now=15.0) == [task]
-  assert task.status == "timeout" and task.result == "not done within 10"
+  assert made.finish(task, "timeout", "not done", now=15.0)
+  assert task.status == "timeout" and task.completed_at == 15.0
   assert not made.finish(task, "done", "late", now=16.0) and task.result != "late"
 
 

@@ -9,12 +9,17 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.recipes.semaclaw import wiki as wiki_module
-from agentjax.recipes.semaclaw.memory import MEMORIES, Memory, MemoryConfig
+from agentjax.recipes.semaclaw.memory import MEMORIES, Memory, MemoryConfig, MemoryTool
+from agentjax.recipes.semaclaw.permissions import AccessConfig, AccessRules, SeatAccess
 from agentjax.recipes.semaclaw.wiki import Wiki, WikiConfig, WikiError, WikiTool
+from agentjax.rollout.guards import PermissionBridge, PermissionConfig
+from agentjax.tools.hooks import intercepted_by
 from agentjax.tools.protocol import ToolContext
+from agentjax.tools.registry import ToolRegistry
 from agentjax.training import Experiment
 from agentjax.training.build import Extensions, build_scoring
 from agentjax.training.flags import set_field
+from agentjax.trajectory.record import ToolCall
 from tests.rewards.judging import run
 
 CONTEXT = ToolContext("episode", 0, 10.0)
@@ -171,6 +176,23 @@ def test_sizes_have_bounds_and_folders_are_no_pages(tmp_path):
       made.save(path, "two")
   with pytest.raises(WikiError, match="is a page"):
     made.mkdir("a.md/b")
+
+
+def test_an_argument_that_a_tool_does_not_know_cannot_fit_a_rule_in_the_place_of_others(tmp_path):
+  made, (notes, _) = wiki(tmp_path), memory(tmp_path)
+  registry = ToolRegistry([WikiTool(made), MemoryTool(notes)])
+  config = AccessConfig(rules=('grant * * "action": "(read|search)"',), otherwise="refuse")
+  seat = SeatAccess(AccessRules(config, PermissionBridge(PermissionConfig())), "ann", 0)
+
+  async def save(name, **arguments):
+    with intercepted_by(seat):
+      return await registry.call(ToolCall(name, {"action": "save", **arguments}), CONTEXT)
+
+  page = {"path": "a.md", "text": "x"}
+  assert run(save("wiki", **page)).status == "denied"
+  assert run(save("wiki", **page, more={"action": "read"})).status == "error"
+  assert run(save("memory", text="x", more={"action": "search"})).status == "error"
+  assert made.tree() == "the wiki is empty" and notes.search("x") == []
 
 
 def test_a_run_takes_both_tools_by_flags(tmp_path):

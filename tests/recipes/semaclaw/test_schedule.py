@@ -42,6 +42,8 @@ def test_a_job_is_due_every_so_often_or_at_its_time_of_day():
     ({"name": "../a", "mode": "notify", "text": "x", "every": 1}, "are texts"),
     ({"name": "a", "mode": "notify", "text": "x", "every": 1, "shell": "rm"}, "an object of"),
     ({"name": "a", "mode": "script", "command": [1], "every": 1}, "are texts"),
+    ({"name": "a", "mode": "script", "command": "df -h", "every": 1}, "a list of texts"),
+    ({"name": "a", "mode": "notify", "text": "x", "every": "often"}, "could not convert"),
   ],
 )
 def test_what_is_no_job_is_refused(tmp_path, value, message):
@@ -49,6 +51,13 @@ def test_what_is_no_job_is_refused(tmp_path, value, message):
   path.write_text(json.dumps([value]))
   with pytest.raises(ConfigError, match=message):
     read_jobs(path)
+
+
+def test_a_number_of_seconds_may_be_written_as_a_text(tmp_path):
+  path = tmp_path / "jobs.json"
+  path.write_text(json.dumps([{"name": "a", "mode": "notify", "text": "x", "every": "60"}]))
+  (job,) = read_jobs(path)
+  assert next_time(job, 100.0, 500.0) == 160.0
 
 
 JOBS = (

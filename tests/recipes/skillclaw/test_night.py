@@ -15,7 +15,6 @@ from agentjax.recipes.skillclaw.night import SkillClawConfig
 from agentjax.rewards.judges import JudgeUnavailableError
 from tests.recipes.skillclaw.nights import (
   FINE,
-  GOOD,
   Replays,
   answers,
   create,
@@ -355,4 +354,3 @@ def test_settings_of_the_source_are_the_defaults():
   assert config.retrieval.most_characters == 30_000
   with pytest.raises(ConfigError, match=r"skills\.accept=2"):
     dataclasses.replace(config, accept=2).validate("skills")
-  assert GOOD["name"] == "good"
