@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import pathlib
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -251,7 +251,9 @@ def _mend(path: pathlib.Path) -> list[str]:
     with RecordWriter(beside, MAGIC, VERSION) as writer:
       for record in salvage(path, MAGIC, VERSION, faults):
         writer.append(record)
-    os.replace(path, path.with_name(f"{path.name}.damaged"))
+    # A copy, not the file itself: whatever kills this process, a journal is there.
+    with written_beside(path.with_name(f"{path.name}.damaged")) as copy:
+      shutil.copyfile(path, copy)
   return [f"byte {fault.offset}: {fault.reason}" for fault in faults]
 
 

@@ -1,5 +1,7 @@
 """The journal keeps what was finished, drops what a crash tore off, and tells what it lost."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -91,6 +93,30 @@ def test_what_is_whole_of_a_damaged_journal_is_kept_and_the_loss_is_told(tmp_pat
   again = Journal(path)
   assert not again.faults and len(again.steps) == 3
   again.close()
+
+
+@pytest.mark.parametrize("moves", [0, 1])
+def test_a_kill_while_a_damaged_journal_is_mended_leaves_a_journal(tmp_path, monkeypatch, moves):
+  path = tmp_path / "journal.log"
+  _write(path, 3)
+  data = bytearray(path.read_bytes())
+  data[_record_ends(path)[3] + 40] ^= 0x10
+  path.write_bytes(bytes(data))
+  replace, left = os.replace, [moves]
+
+  def killed(source, target):
+    if not left[0]:
+      raise KeyboardInterrupt
+    left[0] -= 1
+    replace(source, target)
+
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(os, "replace", killed)
+    Journal(path)
+  assert path.read_bytes() == bytes(data)
+  journal = Journal(path)
+  assert journal.lost_steps(4) == [2, 4] and set(journal.steps) == {1, 2, 3}
+  journal.close()
 
 
 def test_every_flipped_bit_costs_at_most_a_record(tmp_path):
