@@ -35,6 +35,7 @@ def _small(**changes):
   )
 
 
+@pytest.mark.slow
 def test_the_experiment_writes_its_numbers_and_a_figure(tmp_path):
   said = []
   results = run_experiment(_small(), tmp_path, said.append)

@@ -71,7 +71,7 @@ def test_rows_get_room_around_every_packet():
   assert room.fits[0] and not spread(**rows, header=2, trailer=3, length=96).fits[0]
 
 
-@pytest.mark.parametrize("around", [True, False])
+@pytest.mark.parametrize("around", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_scores_are_those_behind_packets_in_a_cache(name, around):
   config = CONFIGS[name]

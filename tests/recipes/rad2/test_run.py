@@ -29,6 +29,7 @@ def _unreported(what, done, total):
   pass
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
   whole, stopped = tmp_path / "whole", tmp_path / "stopped"
   result = run(tiny_config(), whole, _unreported)
