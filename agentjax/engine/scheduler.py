@@ -208,6 +208,7 @@ class Scheduler:
     for lane in self.lanes:
       lane.thread.shutdown(wait=True)
       lane.waiter.shutdown(wait=True)
+      lane.under_way.clear()  # of an event loop that ended in the middle
       lane.evictions.clear()
       for slot in range(lane.slots.slots):
         lane.slots.release(slot)

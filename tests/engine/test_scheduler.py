@@ -479,6 +479,23 @@ def test_a_closed_engine_ends_calls(make_engine):
   asyncio.run(main())
 
 
+def test_a_closed_engine_keeps_nothing_of_a_cycle_whose_event_loop_ended(make_engine):
+  engine = make_engine()
+  lane = engine.scheduler.lanes[0]
+
+  async def main():
+    context = await engine.open_ids(range(1, 40))
+    call = asyncio.ensure_future(context.generate(request(tokens=20)))
+    while not lane.under_way:
+      await asyncio.sleep(0)
+    return call
+
+  asyncio.run(main())
+  assert lane.under_way  # its results were never read
+  engine.close()
+  assert not lane.under_way
+
+
 def test_all_engines_of_one_shape_share_their_programs(make_engine):
   one = make_engine(warmup=True)
   programs = one.scheduler.lanes[0].slots.programs
