@@ -280,9 +280,10 @@ def load_task_splits(
 def _check_prompts(
   experiment: Experiment, chat: Chat, tools: Sequence[Tool], tasks: TaskSplits
 ) -> None:
-  """Raises ConfigError for the first task whose prompt leaves no room to answer."""
+  """Raises ConfigError for the first task that is played and whose prompt leaves no room."""
   limit = experiment.rollout.max_total_tokens
-  for task in itertools.chain(tasks.train, tasks.test):
+  train = tasks.train if experiment.rl.steps else ()
+  for task in itertools.chain(train, tasks.test if experiment.evaluation.tasks else ()):
     offered = declared_tools(task.metadata) or tools
     length = sum(len(span.ids) for span in chat.prompt(task.prompt, offered))
     if length >= limit:

@@ -24,6 +24,7 @@ def test_a_folder_learns_from_conversations_alone(tmp_path):
   experiment = load_experiment(_CONFIG)
   experiment.pretrained, experiment.data.path = str(folder), str(tmp_path)
   experiment.model.compute_dtype, experiment.model.remat = "float32", "none"
+  experiment.rollout.max_total_tokens = 4  # shorter than the prompts, none of which is played
   stage = experiment.supervised
   stage.steps, stage.tasks_per_step, stage.row_length, stage.microbatch_rows = 8, 4, 128, 2
   stage.optimizer.learning_rate, stage.optimizer.warmup_steps = 3e-3, 0

@@ -163,7 +163,7 @@ def test_a_policy_on_disk_is_a_judge(tmp_path):
 def test_the_students_run_learns_the_critiques(judge, tmp_path):
   _write(tmp_path / "parrot")
   made = load_experiment(_CONFIGS / "rational_rewards_student.py")
-  made.pretrained, made.data.path = "", str(tmp_path / "parrot/student")
+  made.pretrained, made.data.path = None, str(tmp_path / "parrot/student")
   made.tokenizer, made.model = TokenizerConfig(), dataclasses.replace(MODEL)
   made.supervised.steps, made.supervised.tasks_per_step = 4, 6
   made.supervised.row_length, made.supervised.microbatch_rows = 2048, 2
