@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
+from agentjax.models.narrow import Narrow
 from agentjax.models.spec import Weight
 from agentjax.sharding import ways
 
@@ -80,7 +81,9 @@ class Adapted:
 def linear(
   x: Float[Array, "*lead in"], weight: Weight, bias: Array | None = None
 ) -> Float[Array, "*lead out"]:
-  """``x @ weight + bias`` in the dtype of x; ``weight`` [*in, *out] is an array, or ``Adapted``.
+  """``x @ weight + bias`` in the dtype of x.
+
+  ``weight`` [*in, *out] is an array, or ``Adapted``, or ``Narrow``.
 
   The first axes of the weight, as many as the last of x holds, are one, and so are the others.
   Where time is split over devices, rows and time stay axes of their own: one axis of both could not
@@ -90,7 +93,7 @@ def linear(
     narrow = weight.scaled(_trained(x, weight.a))
     out = _frozen(x, weight.base) + _trained(narrow, weight.b)
   else:
-    out = _trained(x, weight)
+    out = _frozen(x, weight) if isinstance(weight, Narrow) else _trained(x, weight)
   out = checkpoint_name(out, LINEAR)
   return out if bias is None else out + bias.astype(x.dtype).reshape(-1)
 
@@ -112,8 +115,12 @@ def _trained(x: Array, weight: Array) -> Array:
   return matmul(x.reshape(-1, x.shape[-1]), flat).reshape(*x.shape[:-1], flat.shape[1])
 
 
-def _frozen(x: Array, weight: Array) -> Array:
+def _frozen(x: Array, weight: Weight) -> Array:
   """The same without the rule that always makes a gradient of the weight, asked for or not."""
+  if isinstance(weight, Narrow):
+    # Scaled behind the product: XLA:TPU then widens the numbers in it, in few operations.
+    out = _frozen(x, weight.numbers) * weight.scales.reshape(-1)
+    return out.astype(x.dtype)
   flat = _flat(x, weight)
   if ways("time") > 1:
     return _contract(x, flat, (x.ndim - 1,), (0,))

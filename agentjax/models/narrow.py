@@ -22,8 +22,8 @@ NARROW: dict[str, Any] = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 class Narrow:
   """A matrix W in 8 bits a number: ``numbers * scales``, a float32 scale for each output.
 
-  It is made wide where it is used, by XLA within a product where it can. Products with sorted
-  experts make those of one layer wide before.
+  ``linear`` multiplies by the numbers and scales what comes out. Other products make it wide where
+  it is used.
   """
 
   numbers: Weight  # int8 or float8_e4m3fn, of the shape of W
