@@ -41,6 +41,7 @@ from agentjax.sharding import LOGICAL_AXES, fitting_spec
 Array = jax.Array
 
 _FILLED = ("experts", "expert_mlp")
+_WIDTHS = {"tpu": 128}  # by platform, a device has a multiple of so many hidden units of an expert
 HELD = (KVCache, LatentCache)
 
 
@@ -170,12 +171,17 @@ def decode_shardings(specs: DecodeParams, mesh: jax.sharding.Mesh) -> DecodePara
 
 
 def _filled(spec: ParamSpec, mesh: jax.sharding.Mesh | None) -> tuple[int, ...]:
-  """The shape of a weight with as many experts and hidden units as a mesh divides."""
+  """The shape of a weight with as many experts and hidden units as a mesh divides.
+
+  A TPU keeps matrices whose rows are no multiple of 128 by columns, which its grouped product does
+  not take: each dispatch would begin with a copy of them.
+  """
   if mesh is None or not set(_FILLED) & set(spec.axes):
     return spec.shape
-  ways = {axis: math.prod(mesh.shape[m] for m in LOGICAL_AXES[axis]) for axis in _FILLED}
+  units = {axis: math.prod(mesh.shape[m] for m in LOGICAL_AXES[axis]) for axis in _FILLED}
+  units["expert_mlp"] *= _WIDTHS.get(mesh.devices.flat[0].platform, 1)
   return tuple(
-    -(-size // ways.get(axis or "", 1)) * ways.get(axis or "", 1)
+    -(-size // units.get(axis or "", 1)) * units.get(axis or "", 1)
     for axis, size in zip(spec.axes, spec.shape, strict=True)
   )
 

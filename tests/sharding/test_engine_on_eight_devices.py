@@ -17,6 +17,7 @@ from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.engine import Engine, EngineConfig, SampleRequest, address_key
 from agentjax.engine.publish import PublishError
+from agentjax.models import cache
 from agentjax.sharding import MeshConfig, make_mesh, shardings
 from tests.engine.conftest import dispatched
 from tests.sharding.test_families_on_eight_devices import FAMILIES
@@ -233,7 +234,24 @@ def check_narrow_weights_are_the_same_on_every_mesh() -> None:
     np.testing.assert_allclose(values, log_probs, atol=1e-5, err_msg=key)
 
 
+def check_units_filled_up_as_for_a_tpu_change_nothing() -> None:
+  """8 bits too: 20 hidden units are 2 x 16, or 4 x 16, of which one device has none of the own."""
+  config = MODELS["hybrid"]
+  params = jax.jit(lambda key: models.init(config, key))(jax.random.key(0))
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(cache._WIDTHS, "cpu", 16)
+    for dtype, key, width in ((None, "tensor=2", 32), ("int8", "tensor=4", 64)):
+      axes = MESHES[key]["mesh"]
+      specs = models.decode_specs(config, mesh=make_mesh(axes, jax.devices()[: axes.size]))
+      assert specs.blocks[2].mixer.expert_up.shape[-1] == width
+      ids, log_probs, *_ = played(config, params, weight_dtype=dtype)
+      found, values, *_ = played(config, params, weight_dtype=dtype, **MESHES[key])
+      np.testing.assert_array_equal(found, ids, err_msg=key)
+      np.testing.assert_allclose(values, log_probs, atol=1e-5, err_msg=key)
+
+
 _CHECKS = (
+  check_units_filled_up_as_for_a_tpu_change_nothing,
   check_narrow_weights_are_the_same_on_every_mesh,
   check_narrow_keys_are_the_same_on_every_mesh,
   check_weights_are_moved_shard_to_shard,
