@@ -77,6 +77,8 @@ class EngineConfig(Config):
     weight_dtype: matrices of the blocks in 8 bits a number, with a float32 scale for each output,
       in the lanes: "int8", or "fp8" (float8_e4m3fn). None is the model's compute dtype. Log-probs
       then differ more from the trainer's, see ``mismatch/max``.
+    keep_base: with adapters, a lane keeps the weights below them while its devices train, and only
+      the adapters are sent. False frees that memory for the update, and sends all in every step.
     device_store_mb, host_store_mb: MB (2^20 bytes) for contexts without a slot (parked ones, forks,
       prompts, known prefixes): their recurrent states, and the pages that do not fit in
       ``cache_tokens``. The longest unused ones move from the device to the host. When all slots are
@@ -123,6 +125,7 @@ class EngineConfig(Config):
   pieces: bool = False
   cache_dtype: Literal["int8", "fp8"] | None = None
   weight_dtype: Literal["int8", "fp8"] | None = None
+  keep_base: bool = True
   device_store_mb: NonNegativeInt = 1024
   host_store_mb: NonNegativeInt = 4096
   prefix_reuse: Literal["none", "prompts", "turns"] = "prompts"

@@ -40,8 +40,8 @@ class Publisher:
   """Lays training parameters out for lanes: cast first, then moved, shard to shard.
 
   Adapters stay separate from their weights. While the weights keep the fingerprint that they were
-  sent with, only the adapters are sent. Several policies with adapters share the weights; a policy
-  that was not published yet has adapters of zero.
+  sent with, and were not released, only the adapters are sent. Several policies with adapters share
+  the weights; a policy that was not published yet has adapters of zero.
 
   One compiled program lays all weights out for lanes; a large model takes a few programs in turn.
   If the lanes of all processes live on the devices that train, the weights are where they belong.
@@ -64,7 +64,8 @@ class Publisher:
     self._versions, self._publications = [-1] * policies, [0] * policies
     self._adapters: list[dict[Home, Any] | None] = [None] * policies
     self._tree: Any = None  # structure of what was published
-    self._sent: tuple[str, dict[Home, DecodeParams]] | None = None  # what adapters are added to
+    self._mark = ""  # fingerprint of what adapters are added to
+    self._base: dict[Home, DecodeParams] | None = None  # that, where it was sent and is kept
     self.nbytes, self.seconds = 0, 0.0
 
   def __call__(self, params: Params, version: int, policy: int = 0) -> dict[Home, Weights]:
@@ -91,21 +92,27 @@ class Publisher:
       )
     with dispatching():
       if adapters is None:
-        self._sent, copies = None, self._send(programs.prepare(base), programs.params_spec)
+        copies = self._send(programs.prepare(base), programs.params_spec)
       else:
         mark = fingerprint(base)
-        if self._sent is None or self._sent[0] != mark:
-          self._sent = mark, self._send(programs.prepare(base), programs.params_spec)
+        if mark != self._mark:
+          self._mark, self._base = mark, None
           self._publications = [count + 1 for count in self._publications]
+        if self._base is None:
+          self._base = self._send(programs.prepare(base), programs.params_spec)
         spec = programs.placed_spec(adapters) if self._split else None
         changed = self._send(programs.prepare_adapters(adapters), spec)
         self._adapters[policy] = changed
-        copies = {home: self._join(home, w) for home, w in self._sent[1].items()}
+        copies = {home: self._join(home, w) for home, w in self._base.items()}
     self._tree, self._versions[policy] = tree, version
     self._publications[policy] += 1
     self.seconds = time.perf_counter() - start
     counted = tuple(self._versions), tuple(self._publications)
     return {home: Weights(copy, *counted) for home, copy in copies.items()}
+
+  def release(self) -> None:
+    """Lets go of the weights below the adapters; the next call sends them again."""
+    self._base = None
 
   def _join(self, home: Home, base: DecodeParams) -> DecodeParams | Shared:
     """The base with the adapters of all policies."""

@@ -198,6 +198,7 @@ class Scheduler:
     """See ``Engine.release_weights``."""
     while tasks := [lane.task for lane in self.lanes if lane.task and not lane.task.done()]:
       await asyncio.wait(tasks)
+    self._publisher.release()
     self._weights.clear()  # in place: nothing else may keep them
     for lane in self.lanes:
       lane.slots.use(None)

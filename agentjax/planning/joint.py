@@ -41,7 +41,8 @@ def phases(
 
   If devices train and sample in turn, training state and slots stay all the time, and the lanes'
   weights only while they sample (``Engine.release_weights``); in a run with adapters the lanes keep
-  the base weights. Otherwise a lane holds old and new weights together for a while.
+  the base weights, unless ``engine.keep_base`` is off. Otherwise a lane holds old and new weights
+  together for a while.
 
   Args:
     experiment: validated.
@@ -65,7 +66,8 @@ def phases(
     elif apart:
       parts = staying | own
     else:
-      parts = staying | held | kept | own
+      # Adapters are sent behind the weights below them.
+      parts = staying | (weights if name.endswith(" adapters") else held) | kept | own
     found.append(Phase(name, parts | {"temporaries": plan.temporary}))
   return found
 
@@ -142,8 +144,8 @@ def step_cost(
   runs: dict[str, float] = {
     "decode": math.ceil(share / slots) * math.ceil(sampled / engine.chunk_tokens),
     f"extend {bucket}": math.ceil(share * (total - sampled) / (bucket * rows)),
-    "cast": experiment.lora is None,
-    "publish": experiment.lora is None,
+    "cast": experiment.lora is None or experiment.samples_in_turn,
+    "publish": experiment.lora is None or experiment.samples_in_turn,
     "cast adapters": 1,
     "publish adapters": 1,
   }

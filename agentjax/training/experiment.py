@@ -427,12 +427,12 @@ class Experiment(Config):
   def samples_in_turn(self) -> bool:
     """Whether lanes need their weights only between updates.
 
-    They need them for longer on devices of their own, for episodes beside an update, and for
-    adapters, which are sent without the weights below them.
+    They need them for longer on devices of their own, for episodes beside an update, and where the
+    weights below adapters are kept.
     """
     apart = self.devices.training or self.devices.rollout
     beside = self.rl.schedule.bound > 0 or self.evaluation.interleaved
-    return not (apart or beside or self.lora is not None)
+    return not (apart or beside or (self.lora is not None and self.engine.keep_base))
 
   def validate(self, path: str = "config") -> None:
     """Checks every part, and the combinations between parts."""

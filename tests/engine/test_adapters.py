@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import gc
+import weakref
 
 import jax
 import numpy as np
@@ -97,6 +99,28 @@ def test_two_adapters_in_one_engine_sample_what_two_engines_sample():
   assert (shared.version, other.version) == (3, 9)
   for engine in (shared, *alone):
     engine.close()
+
+
+def test_released_weights_are_gone_and_one_policy_brings_them_back_for_both():
+  shared = _engine(2)
+  (other,) = shared.others
+  for number, engine in enumerate((shared, other)):
+    engine.publish(_policy(number), 3)
+  expected, whole = _play((shared, other)), shared.stats.published_bytes
+  (weights,) = shared.scheduler._weights.values()
+  held = [weakref.ref(w) for w in jax.tree.leaves(weights.params.base)]
+  publications, own = weights.publications, sum(w.nbytes for w in jax.tree.leaves(weights.params))
+  del weights
+  asyncio.run(shared.release_weights())
+  gc.collect()
+  assert not any(ref() is not None for ref in held)
+  other.publish(_policy(1), 4)
+  assert whole < shared.stats.published_bytes < whole + own
+  (weights,) = shared.scheduler._weights.values()
+  assert weights.publications == (publications[0], publications[1] + 1)  # prompts stay known
+  for found, wanted in zip(_play((shared, other))[:2], expected[:2], strict=True):
+    np.testing.assert_array_equal(found, wanted)
+  shared.close()
 
 
 def test_what_is_known_of_a_prompt_is_of_one_policy():

@@ -47,6 +47,9 @@ def test_in_turn_the_lanes_weights_are_there_only_while_they_sample():
 def test_adapters_are_added_to_weights_that_stay():
   found, in_turn = sizes(experiment(lora=LoraConfig())), sizes(experiment())
   assert found["update"] == in_turn["update"] + 100 and found["decode"] == in_turn["decode"]
+  let_go = experiment(lora=LoraConfig())
+  let_go.engine.keep_base = False
+  assert sizes(let_go) == in_turn
 
 
 def test_devices_of_their_own_hold_their_own_part_and_two_sets_of_weights():

@@ -15,6 +15,7 @@ from agentjax.objectives.policy_loss import PolicyLossConfig
 from agentjax.sharding import MeshConfig, make_mesh, split_rows
 from agentjax.training import Run, update
 from agentjax.training.evaluation import evaluate_checkpoint
+from agentjax.training.metrics import read_metrics
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
 from agentjax.training.state import StateSpec, merged_policy, network_specs
 from agentjax.training.update import UpdateSettings
@@ -122,6 +123,20 @@ def test_a_run_with_adapters_trains_resumes_replays_and_is_evaluated(tmp_path):
   measured = evaluate_checkpoint(_experiment(), directory).metrics()
   for name in ("greedy", "greedy/rollout/sampled_tokens"):
     assert measured[name] == report.after[name], name
+
+
+@pytest.mark.slow
+def test_a_run_that_lets_go_of_the_base_has_the_same_figures_and_sends_it_again(tmp_path):
+  rows = []
+  for keep in (True, False):
+    experiment = _experiment()
+    experiment.engine.keep_base = keep
+    directory = tmp_path / str(keep)
+    Run(experiment, directory, console=quiet()).train()
+    rows.append([row for row in read_metrics(directory / "metrics.jsonl") if "loss" in row])
+  (first, second), (again, other) = rows
+  assert [first["loss"], second["loss"]] == [again["loss"], other["loss"]]
+  assert other["memory/published"] > 5 * second["memory/published"]
 
 
 @pytest.mark.slow
