@@ -15,6 +15,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,7 +100,7 @@ def extract(
 
   Raises:
     CheckpointError: no policy or backbone to load.
-    ConfigError: settings, policy or backbone that do not fit each other.
+    ConfigError: settings, policy or backbone that do not fit each other, or nothing to imitate.
     DataError: no state whose history can be written.
   """
   experiment = at_end(resolve(experiment))
@@ -112,11 +113,8 @@ def extract(
   pool, runner = ModelPool(experiment), LoopThread()
   try:
     engine, chat, identity = pool.serve(policy)
-    _check_same(
-      chat.fingerprint() == origin["chat"],
-      f"--policy={policy!r}",
-      "the markup of the one that played",
-    )
+    markup = "the markup of the one that played"
+    _check_same(chat.fingerprint() == origin["chat"], f"--policy={policy!r}", markup)
     settings = {
       "stored": config.stored,
       "states": config.states,
@@ -140,18 +138,28 @@ def extract(
     runner.close()
     pool.close()
   selection = _select(states, file.rows, learnt, reader, config)
+  drawn = selection.advantages[np.isfinite(selection.advantages)]
+  if not selection.imitated.any():
+    raise ConfigError(
+      f"no action has an advantage above --extraction.threshold={config.threshold:g}; the largest "
+      f"is {drawn.max(initial=-np.inf):.3g}. Allowed: a lower threshold, or another critic."
+    )
   rows = _rows(states, file.rows, selection, drawer.tasks)
   write_atomically(directory / TRAIN, "".join(json.dumps(row) + "\n" for row in rows))
-  drawn = np.isfinite(selection.advantages)
-  mean = float(np.mean(selection.advantages[drawn])) if drawn.any() else 0.0
-  result = Extracted(int(drawn.sum()), len(rows), kept, mean)
+  result = Extracted(len(drawn), len(rows), kept, float(np.mean(drawn)))
+  _write_report(directory / REPORT, result, config, learnt)
+  return result
+
+
+def _write_report(
+  path: pathlib.Path, result: Extracted, config: ExtractionConfig, learnt: Learnt
+) -> None:
   said = {
     **dataclasses.asdict(result),
     "extraction": config.to_dict(),
     "critic": learnt.config.to_dict(),
   }
-  write_atomically(directory / REPORT, json.dumps(said, indent=2) + "\n")
-  return result
+  write_atomically(path, json.dumps(said, indent=2) + "\n")
 
 
 class _Drawer:
