@@ -6,16 +6,12 @@ give the recorded ids back are used, so that a row shows what the policy saw.
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Sequence
 
-from agentjax.text.chat import Chat, Span
+from agentjax.text.chat import Chat, PrefixError, Span
 from agentjax.text.tool_calls import DescribedTool
 from agentjax.trajectory.messages import ROLES
 from agentjax.trajectory.record import Message, Segment, Task
-
-_STAND_IN = "stand in"
 
 
 class ConversationReader:
@@ -27,7 +23,6 @@ class ConversationReader:
 
   def __init__(self, chat: Chat):
     self._chat = chat
-    self._frame = functools.lru_cache(maxsize=None)(self._frame_of)
 
   def histories(
     self,
@@ -48,9 +43,8 @@ class ConversationReader:
     so_far: tuple[Message, ...] | None = None
     for number, segments in enumerate(heard):
       if number == 0:
-        so_far = (
-          task.prompt if self._wrote(segments, self._chat.prompt(task.prompt, tools)) else None
-        )
+        begun = self._wrote(segments, self._chat.prompt(task.prompt, tools))
+        so_far = task.prompt if begun else None
       elif so_far is not None:
         said = self.turn(drawn[number - 1], tools)
         more = self._observed(segments, drawn[number - 1], tools)
@@ -71,30 +65,46 @@ class ConversationReader:
   def _observed(
     self, segments: Sequence[Segment], turn: Sequence[int], tools: Sequence[DescribedTool]
   ) -> tuple[Message, ...] | None:
-    spoken = [s for s in segments if s.owner in ROLES and s.owner != "assistant"]
+    roles = [s.owner for s in segments if s.owner in ROLES and s.owner != "assistant"]
+    text = self._chat.tokenizer.decode([i for s in segments for i in s.token_ids.tolist()])
     try:
-      messages = tuple(Message(s.owner, self._content(s)) for s in spoken)
-      return (
-        messages if self._wrote(segments, self._chat.observation(messages, turn, tools)) else None
-      )
-    except ValueError:  # the chat format has no such message there
+      contents = _between(text, self._frame(roles, turn, tools))
+      messages = tuple(Message(r, content) for r, content in zip(roles, contents, strict=True))
+      written = self._chat.observation(messages, turn, tools)
+    except (ValueError, PrefixError):  # the chat format has no such messages there
       return None
+    return messages if self._wrote(segments, written) else None
 
-  def _content(self, segment: Segment) -> str:
-    before, after = self._frame(segment.owner)
-    text = self._chat.tokenizer.decode(segment.token_ids.tolist())
-    for begin in (before, before.lstrip()):  # of the first message after a turn, or of a later one
-      if text.startswith(begin):
-        return text[len(begin) :].removesuffix(after)
-    return text
-
-  def _frame_of(self, role: str) -> tuple[str, str]:
-    """What the format writes before and after the content of a message that follows a turn."""
-    spans = self._chat.observation([Message(role, _STAND_IN)], self._chat.stop_ids[:1])
-    ids = list(itertools.chain.from_iterable(s.ids for s in spans if s.owner == role))
-    before, _, after = self._chat.tokenizer.decode(ids).partition(_STAND_IN)
-    return before, after
+  def _frame(
+    self, roles: Sequence[str], turn: Sequence[int], tools: Sequence[DescribedTool]
+  ) -> list[str]:
+    """What the format writes before, between and after messages of these roles."""
+    names = [f"stand-in {number:04}" for number in range(len(roles))]
+    messages = [Message(role, name) for role, name in zip(roles, names, strict=True)]
+    spans = self._chat.observation(messages, turn, tools)
+    rest = self._chat.tokenizer.decode([i for s in spans for i in s.ids])
+    parts = []
+    for name in names:
+      part, _, rest = rest.partition(name)
+      parts.append(part)
+    return [*parts, rest]
 
   def _wrote(self, segments: Sequence[Segment], spans: Sequence[Span]) -> bool:
-    recorded = itertools.chain.from_iterable(s.token_ids.tolist() for s in segments)
-    return list(recorded) == list(itertools.chain.from_iterable(s.ids for s in spans))
+    recorded = [i for s in segments for i in s.token_ids.tolist()]
+    return recorded == [i for s in spans for i in s.ids]
+
+
+def _between(text: str, parts: Sequence[str]) -> list[str]:
+  """The texts between the parts, each up to the next one; the last part ends the text.
+
+  Raises:
+    ValueError: the text does not have these parts.
+  """
+  if not text.startswith(parts[0]) or not text.endswith(parts[-1]):
+    raise ValueError(f"{text[:80]!r} does not stand between {parts[0]!r} and {parts[-1]!r}")
+  inner = text[len(parts[0]) : len(text) - len(parts[-1])]
+  found = []
+  for part in parts[1:-1]:
+    own, _, inner = inner.partition(part)
+    found.append(own)
+  return [*found, inner]

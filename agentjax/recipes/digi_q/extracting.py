@@ -186,6 +186,11 @@ class _Drawer:
 
     A turn that was cut off is not imitated. A state that leaves no room has no candidates.
     """
+    if one.task not in self.tasks:
+      raise DataError(
+        f"transition {one.id} is of task {one.task}, which the world of --config does not have",
+        "transitions",
+      )
     if len(one.ids) >= self._engine.config.max_length:
       return []
     prefix = await self._engine.prefill(one.ids)

@@ -5,11 +5,13 @@ import json
 
 import pytest
 
+from agentjax.adapters.huggingface_text.chat import TemplateChat
 from agentjax.config import ConfigError
 from agentjax.recipes.digi_q import RecordConfig
 from agentjax.recipes.digi_q.transitions import Transition, TransitionReader, representation_rows
 from agentjax.trajectory.record import Message, Outcome, Reward, Status
 from tests.recipes.digi_q.episodes import CHAT, IN_TWO, TASK, played
+from tests.text.folders import JSON_TEMPLATE, write_vocabulary
 
 
 def _read(episode, task=TASK, first_id=0, **settings):
@@ -67,6 +69,20 @@ def test_several_messages_and_a_turn_without_an_end_are_histories_too():
   first, second = _read(played(["a", "b"], answers, 1.0, ends=False))
   assert second.state == "room 1\n> a\nseven\nroom 2"
   assert [m["content"] for m in second.messages] == ["room 1", "a", "seven", "room 2"]
+
+
+@pytest.mark.parametrize("roles", [("user",), ("tool",), ("tool", "tool"), ("tool", "user")])
+def test_histories_of_a_chat_template_are_messages(tmp_path, roles):
+  """Its frames differ with the place and the number of the messages."""
+  write_vocabulary(tmp_path, template=JSON_TEMPLATE)
+  chat = TemplateChat.from_folder(tmp_path)
+  answers = [[Message(role, f"room {number}") for number, role in enumerate(roles)]]
+  episode = played(["a", "b"], answers, 1.0, chat=chat)
+  first, second = TransitionReader(chat, RecordConfig()).read(episode, TASK, (), 0)
+  assert [m["content"] for m in first.messages] == ["room 1"]
+  rooms = [f"room {number}" for number in range(len(roles))]
+  assert [m["content"] for m in second.messages] == ["room 1", "a", *rooms]
+  assert [m["role"] for m in second.messages] == ["user", "assistant", *roles]
 
 
 def test_observations_are_compared_by_the_last_match():
