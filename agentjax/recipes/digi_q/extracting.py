@@ -242,12 +242,12 @@ def _select(
 ) -> Selection:
   """The best of the used candidates of each state; -inf where there is none."""
   shape = (len(states), config.used)
-  eligible = np.zeros(shape, bool)
-  places, pairs = [], []
+  eligible, drawn = np.zeros(shape, bool), np.zeros(shape, bool)
+  pairs = []
   for row, one in enumerate(states):
     for column, candidate in enumerate(rows[one.id]["candidates"][: config.used]):
       eligible[row, column] = candidate["message"] is not None
-      places.append((row, column))
+      drawn[row, column] = True
       pairs.append(question(one.state, candidate["text"]))
   prompts = [*pairs, *(state_prompt(one.state) for one in states)]
   features = read_features(backbone, prompts, layer=learnt.layer, rows=learnt.config.forward_rows)
@@ -258,8 +258,7 @@ def _select(
     jnp.asarray(learnt.states(features[len(pairs) :])),
   )
   actions = np.zeros((2, *shape), np.float32)
-  index = tuple(np.array(places, int).reshape(-1, 2).T)
-  actions[:, *index] = np.asarray(q)
+  actions[:, drawn] = np.asarray(q)
   return select(config, advantages(config, actions, np.asarray(v)), eligible)
 
 

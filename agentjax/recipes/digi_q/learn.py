@@ -3,7 +3,7 @@ r"""Trains action and state values on frozen features (Digi-Q).
   python -m agentjax.recipes.digi_q.learn --config=runs/logged/config.json \
       --transitions=runs/transitions --backbone=runs/backbone --output=runs/critic
 
-The backbone is read once. ``--output`` then holds ``features.npz``, the state of the heads and
+The backbone is read once. ``--output`` then holds ``features.npy``, the state of the heads and
 ``metrics.jsonl``. The same command goes on where it was stopped. 2502.15760.
 """
 

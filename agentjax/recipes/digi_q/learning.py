@@ -1,7 +1,7 @@
 """A folder of a critic; the same call goes on where it was stopped.
 
 settings.json    what it was made with
-features.npz     of all transitions, by the frozen backbone
+features.npy     [3, n, D] of actions, states and next states, by the frozen backbone
 critic           state of the heads
 metrics.jsonl    mean loss of every stretch of updates
 """
@@ -35,7 +35,7 @@ from agentjax.training.optimizer import bad_steps
 
 T = TypeVar("T")
 
-FEATURES, STATE, METRICS = "features.npz", "critic", "metrics.jsonl"
+FEATURES, STATE, METRICS = "features.npy", "critic", "metrics.jsonl"
 _NAMES = ("actions", "states", "next_states")
 
 
@@ -124,8 +124,7 @@ def read_critic(folder: str | os.PathLike[str]) -> Learnt:
     )
   settings = json.loads((directory / SETTINGS).read_text())
   config = CriticConfig.from_dict(settings["critic"], "critic").freeze()
-  with np.load(directory / FEATURES) as file:
-    features = {name: file[name] for name in _NAMES}
+  features = _saved_features(directory / FEATURES)
   critic = _restored(directory / STATE, begin(config, features["states"].shape[1]))
   if int(critic.done) < config.steps:
     raise ConfigError(
@@ -155,10 +154,13 @@ def _features(
       policy, [p for name in _NAMES for p in prompts[name]], layer=layer, rows=rows
     )
     stream = io.BytesIO()
-    np.savez(stream, **dict(zip(_NAMES, np.split(whole, len(_NAMES)), strict=True)))
+    np.save(stream, np.stack(np.split(whole, len(_NAMES))))
     write_atomically(path, stream.getvalue())
-  with np.load(path) as file:
-    return {name: file[name] for name in _NAMES}
+  return _saved_features(path)
+
+
+def _saved_features(path: pathlib.Path) -> Mapping[str, np.ndarray]:
+  return dict(zip(_NAMES, np.load(path), strict=True))
 
 
 def _scales(features: Mapping[str, np.ndarray]) -> tuple[Scale, Scale]:

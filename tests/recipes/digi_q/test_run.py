@@ -236,7 +236,7 @@ def test_the_whole_way_from_a_run_to_a_policy_in_a_small_world(tmp_path):
   def supervised(folder, name):
     stage = load_experiment(_CONFIGS / "digi_q_supervised.py")
     stage.model, stage.data.path = tiny, str(folder)
-    stage.supervised.steps, stage.supervised.tasks_per_step = 2, 8
+    stage.supervised.steps, stage.supervised.tasks_per_step = 2, 1
     stage.start_from = str(tmp_path / "logged")
     assert Run(stage, tmp_path / name, console=quiet()).train().finished
     return str(tmp_path / name)
