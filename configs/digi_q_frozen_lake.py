@@ -17,9 +17,9 @@ r"""Digi-Q at toy size: a policy whose episodes are logged, and from them a bett
   python -m agentjax.evaluate --config=configs/digi_q_frozen_lake.py --checkpoint=runs/digi_q
 
 The lake is not slippery, and a turn has one action. A short warm start gives a policy that knows
-how to answer but seldom wins. The stage of reinforcement learning only logs its episodes: its
-learning rate is 0 but for rounding. World, model, rates and sizes are ours. docs/digi_q.md has the
-figures.
+how to answer. The stage of reinforcement learning only logs its episodes: its learning rate is 0
+but for rounding. World, model, rates and sizes are ours. No figures yet. docs/digi_q.md describes
+the stages.
 """
 
 from agentjax.data import DataConfig

@@ -8,7 +8,6 @@ from typing import Literal
 
 from agentjax.config import (
   Config,
-  NonNegativeFloat,
   NonNegativeInt,
   PositiveInt,
   PositiveShare,
@@ -91,7 +90,7 @@ class ExtractionConfig(Config):
 
   stored: PositiveInt = 64
   used: PositiveInt = 16
-  threshold: NonNegativeFloat = 0.05
+  threshold: float = 0.05
   heads: Literal["max", "min"] = "max"
   states: PositiveInt | None = None
 
