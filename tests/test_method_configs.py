@@ -23,7 +23,9 @@ _FROM_FILES = """c2_judged genrm_judged rational_rewards_judged rubric_judged
 supervised""".split()
 
 
-@pytest.mark.parametrize("name", [*(f"{n}_word_problems" for n in _TOY), "tree_search_sokoban"])
+@pytest.mark.parametrize(
+  "name", [*(f"{n}_word_problems" for n in _TOY), "tessy_boundary", "tree_search_sokoban"]
+)
 def test_a_config_is_valid(name):
   load_experiment(_CONFIGS / f"{name}.py").validate()
 
