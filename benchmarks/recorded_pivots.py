@@ -31,9 +31,9 @@ The default sizes (about 1M parameters, 1024 tokens) have not been run; no figur
 known. By their tokens against those of the proof below we guess one to three hours a seed on two
 CPU cores. A proof that all parts work, some minutes long, whose figures mean nothing:
 
-  python benchmarks/recorded_pivots.py --seed=0 --warm_steps=120 --warm_rate=5e-3 --steps=2 --turns=24 --held_out=8 \
-      --width=32 --layers=1 --length=256 --characters=300 --message_characters=120 --groups=4 \
-      --verifier=tool_name
+  python benchmarks/recorded_pivots.py --seed=0 --warm_steps=120 --warm_rate=5e-3 --steps=2 \
+      --turns=24 --held_out=8 --groups=4 --width=32 --layers=1 --length=256 --characters=300 \
+      --message_characters=120 --verifier=tool_name
 """
 
 from __future__ import annotations
