@@ -19,10 +19,13 @@ _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _TOY = ("agentspec", "meds", "moclip", "self_play_preference", "sppo", "tessy")
 _COMBINED = """a3t agent0 agent_rlvr agentcpm artist dart deep_analyze grpo_tcr ipa istar kimi
 ppr""".split()
-_FROM_FILES = ("genrm_judged", "rational_rewards_judged", "rubric_judged", "supervised")
+_FROM_FILES = """c2_judged genrm_judged rational_rewards_judged rubric_judged
+supervised""".split()
 
 
-@pytest.mark.parametrize("name", [*(f"{n}_word_problems" for n in _TOY), "tree_search_sokoban"])
+@pytest.mark.parametrize(
+  "name", [*(f"{n}_word_problems" for n in _TOY), "tessy_boundary", "tree_search_sokoban"]
+)
 def test_a_config_is_valid(name):
   load_experiment(_CONFIGS / f"{name}.py").validate()
 

@@ -8,7 +8,7 @@ RECIPES = (
     paper="2604.13618",
     changes=(
       "Rubrics that helped a judge against rubrics that misled it: DPO for the generator, "
-      "verdicts for the verifier."
+      "verdicts for the verifier. Both are then a part of the reward of any run."
     ),
     commands=(
       (
@@ -24,9 +24,18 @@ RECIPES = (
         "python -m agentjax.train --config=configs/c2_verifier.py --workdir=runs/c2_verifier "
         "--config.pretrained=FOLDER"
       ),
+      (
+        "python -m agentjax.train --config=configs/c2_judged.py --workdir=runs/c2_policy "
+        "--config.pretrained=FOLDER \\\n"
+        "  --config.data.path=DIR"
+      ),
     ),
     tests=("tests/recipes/c2",),
-    data="pairs.jsonl, two answers and the better one a row",
+    data=(
+      "pairs.jsonl, two answers and the better one a row; DIR/train.jsonl and test.jsonl, a "
+      "question a row"
+    ),
+    ours="which answers of a group are compared; both orders of a pair; the words of the prompts",
     page="reward_models.md#c2",
   ),
 )

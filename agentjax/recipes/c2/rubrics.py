@@ -8,8 +8,9 @@ r"""C2 (2604.13618): rubrics that help a judge and rubrics that mislead it, made
 2. *Generator*: DPO, r+ chosen and r- rejected (``preset("dpo")``: beta .1).
 3. *Verifier*: GRPO on three tasks a pair (no rubric, r+, r-) with the reward
    ``.6 preference + .3 rubric label + .1 format``, each +1 or -1, the rubric label 0 without one.
-4. *Inference*, which is not here: sample a rubric and judge with it; if the judge does not call it
-   helpful, judge without.
+4. *Inference*: sample a rubric and judge with it; if the judge does not call it helpful, or its
+   reply cannot be read, judge without (``prefer``). ``recipes.c2.reward`` is a part of the reward
+   that does this.
 
 A margin takes exact log-probs of both letters (``EngineJudge``). Some services give only the 20
 most likely tokens. A letter that is not among them must not give an infinite margin, which would
@@ -52,20 +53,25 @@ CRITERIA = ("Helpfulness", "Completeness", "Safety", "Instruction-following")
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
-  """Two answers to one conversation, and which is better.
+class Answers:
+  """Two answers to one conversation.
 
   Attributes:
     id: addresses randomness.
     question: the conversation.
     first, second: answers A and B.
-    label: the better one.
   """
 
   id: int
   question: tuple[Message, ...]
   first: str
   second: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair(Answers):
+  """Two answers, and which is better: ``label``."""
+
   label: Letter
 
 
@@ -127,7 +133,7 @@ def select(without: float, margins: Sequence[float]) -> Selection | None:
 # ---------------------------------------------------------------------------- prompts and reading
 
 
-def rubric_messages(pair: Pair, *, key: int) -> tuple[Message, ...]:
+def rubric_messages(pair: Answers, *, key: int) -> tuple[Message, ...]:
   """Asks for a rubric: what the generator is sampled and trained on."""
   return _messages(
     pair,
@@ -140,7 +146,7 @@ def rubric_messages(pair: Pair, *, key: int) -> tuple[Message, ...]:
   )
 
 
-def verdict_messages(pair: Pair, rubric: str | None, *, key: int) -> tuple[Message, ...]:
+def verdict_messages(pair: Answers, rubric: str | None, *, key: int) -> tuple[Message, ...]:
   """Asks for a verdict, with or without a rubric: what the verifier is sampled and trained on."""
   if rubric is None:
     asked = "Think between <analyze> and </analyze>, then write <answer>A</answer> or "
@@ -154,7 +160,7 @@ def verdict_messages(pair: Pair, rubric: str | None, *, key: int) -> tuple[Messa
   return _messages(pair, rubric, asked, key)
 
 
-def _messages(pair: Pair, rubric: str | None, asked: str, key: int) -> tuple[Message, ...]:
+def _messages(pair: Answers, rubric: str | None, asked: str, key: int) -> tuple[Message, ...]:
   question = question_text(pair.question)
   texts = {"question": question, "answer_A": pair.first, "answer_B": pair.second}
   if rubric is not None:
@@ -309,6 +315,50 @@ async def measure(pair: Pair, rubric: str | None, judge: LetterJudge, *, key: in
   opening = reply.partition("<answer>")[0] + "<answer>"
   first, second = await retry(lambda: judge.log_probs(messages, opening, ("A", "B")))
   return margin({"A": first, "B": second}, pair.label)
+
+
+# -------------------------------------------------------------------------------------- inference
+
+
+@dataclasses.dataclass(frozen=True)
+class Preference:
+  """What C2's two models say of a pair.
+
+  Attributes:
+    answer: the better one; None where the judge's last reply cannot be read.
+    by_rubric: whether the judge called the rubric helpful and judged by it.
+  """
+
+  answer: Letter | None
+  by_rubric: bool
+
+
+async def prefer(
+  answers: Answers, generator: Judge, judge: Judge, *, rounds: int = 1
+) -> Preference:
+  """Step 4: the judge's preference by a rubric, or without one where it does not help.
+
+  Args:
+    answers: the pair; its id addresses the randomness of both models.
+    generator: writes the rubric.
+    judge: compares with it, and without if it does not call it helpful.
+    rounds: attempts to sample a rubric that can be read; without one the judge has none.
+  """
+  key = question_key(answers.id)
+  messages = rubric_messages(answers, key=key)
+  rubric = None
+  for turn in range(rounds):
+    rubric = read_rubric(await ask(generator, messages, key=question_key(key, turn)))
+    if rubric is not None:
+      break
+  if rubric is not None:
+    reply = await ask(judge, verdict_messages(answers, rubric, key=key), key=key)
+    verdict = read_verdict(reply, with_rubric=True)
+    if verdict is not None and verdict.rubric == "helpful":
+      return Preference(verdict.answer, by_rubric=True)
+  reply = await ask(judge, verdict_messages(answers, None, key=key), key=key)
+  verdict = read_verdict(reply, with_rubric=False)
+  return Preference(None if verdict is None else verdict.answer, by_rubric=False)
 
 
 # ----------------------------------------------------------------------------- what is trained on

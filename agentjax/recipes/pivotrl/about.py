@@ -21,8 +21,12 @@ RECIPES = (
         "--config.pretrained=FOLDER --workdir=runs/pivots"
       ),
     ),
-    tests=("tests/recipes/pivotrl",),
-    data="trajectories.jsonl, an expert's conversation a row",
+    tests=("tests/recipes/pivotrl", "tests/benchmarks/test_recorded_pivots.py"),
+    data="trajectories.jsonl, an expert's conversation a row; .traj files of SWE-agent",
+    figures=(
+      "of a synthetic world in docs/pivots.md; benchmarks/recorded_pivots.py measures recordings, "
+      "without figures yet"
+    ),
     ours="lambda and K; when profiles are stale",
     page="pivots.md",
   ),

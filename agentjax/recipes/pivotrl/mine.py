@@ -19,6 +19,7 @@ that differ.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import os
 from typing import Literal, cast, get_args
@@ -31,7 +32,7 @@ from agentjax.adapters.agent_trajectories import TrajectoryForm, read_trajectori
 from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.files import write_atomically
-from agentjax.recipes.pivotrl.turns import candidates, select_pivots
+from agentjax.recipes.pivotrl.turns import candidates, observed_tools, select_pivots
 from agentjax.tools.declared import DeclaredTool, read_tools
 from agentjax.training.flags import define_config_flag
 from agentjax.worlds.pivot.tasks import PivotRow, read_pivots, write_pivots
@@ -49,6 +50,12 @@ _TRAJECTORIES = flags.DEFINE_multi_string(
 _FORM = flags.DEFINE_enum("form", "openai", get_args(TrajectoryForm), "How their rows are made.")
 _TOOLS = flags.DEFINE_string(
   "tools", None, "JSON file with a list of tools, for trajectories that declare none."
+)
+_OBSERVED = flags.DEFINE_bool(
+  "observed_tools",
+  False,
+  "Declare the tools that the files call, with the arguments that were seen, for trajectories that "
+  "declare none. In the place of --tools.",
 )
 _THINKING = flags.DEFINE_enum(
   "thinking", "drop", ["keep", "drop"], "What becomes of the reasoning of earlier turns."
@@ -147,6 +154,8 @@ def _rows() -> list[PivotRow]:
     raise ConfigError("give either --trajectories=FILE or --rows=FILE.")
   if _ROWS.value is not None:
     return read_pivots(_ROWS.value)
+  if _OBSERVED.value and _TOOLS.value is not None:
+    raise ConfigError("give either --tools=FILE or --observed_tools.")
   tools, form = _declared(), cast(TrajectoryForm, _FORM.value)
   thinking = cast(Literal["keep", "drop"], _THINKING.value)
   trajectories = [
@@ -155,6 +164,9 @@ def _rows() -> list[PivotRow]:
     for trajectory in read_trajectories(path, form, tools=tools, thinking=thinking)
     if not _SUCCESSES.value or trajectory.metadata.get("reward", 1.0) >= 1.0
   ]
+  if _OBSERVED.value:
+    tools = observed_tools(trajectories)
+    trajectories = [t if t.tools else dataclasses.replace(t, tools=tools) for t in trajectories]
   return candidates(trajectories, os.path.basename(_TRAJECTORIES.value[0]).partition(".")[0])
 
 

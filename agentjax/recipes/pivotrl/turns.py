@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 from agentjax.adapters.agent_trajectories import AgentTrajectory
+from agentjax.tools.declared import DeclaredTool
 from agentjax.worlds.pivot.tasks import PivotRow
 
 _THINKING_END = "</think>"
@@ -45,6 +47,40 @@ def candidates(trajectories: Iterable[AgentTrajectory], source: str) -> list[Piv
         )
       turn += 1
   return rows
+
+
+def observed_tools(trajectories: Iterable[AgentTrajectory]) -> tuple[DeclaredTool, ...]:
+  """The tools that conversations call, declared by the arguments that were seen, by name.
+
+  For files that record calls and no tools, such as SWE-agent's. An argument is required if every
+  call has it. A type is given where all its values have one.
+  """
+  seen: dict[str, list[dict[str, Any]]] = {}
+  for trajectory in trajectories:
+    for message in trajectory.messages:
+      for call in message.tool_calls:
+        seen.setdefault(call.name, []).append(dict(call.arguments))
+  return tuple(DeclaredTool(name, "", _schema(calls)) for name, calls in sorted(seen.items()))
+
+
+def _schema(calls: list[dict[str, Any]]) -> dict[str, Any]:
+  """A JSON schema that all calls fit."""
+  properties: dict[str, Any] = {}
+  for key in sorted({key for call in calls for key in call}):
+    kinds = {_kind(call[key]) for call in calls if key in call}
+    properties[key] = {"type": kinds.pop()} if len(kinds) == 1 else {}
+  required = [key for key in properties if all(key in call for call in calls)]
+  return {"type": "object", "properties": properties, "required": required}
+
+
+def _kind(value: Any) -> str:
+  """JSON schema's name of a value's type."""
+  if value is None:
+    return "null"
+  if isinstance(value, bool):  # which is an int as well
+    return "boolean"
+  kinds = ((str, "string"), (int, "integer"), (float, "number"), (list, "array"))
+  return next((name for kind, name in kinds if isinstance(value, kind)), "object")
 
 
 def select_pivots(

@@ -12,7 +12,7 @@ Reference: 2604.14164 and its published code, which has the chunks of 5 and 10 t
 tokens of context, 38 000 tokens at most, a check for repetition every 100 steps and 5 retries.
 Ours: context in words; the definition of repetition; a new start after a trace is given up; a chunk
 is kept whole if both models in turn would leave the word to the other; and the small classifier of
-words (the paper trains a 0.6B model on labels of a 32B one).
+words, for runs without an accelerator (``boundaries`` trains a model on labels, as the paper does).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from agentjax.trajectory.record import Message, Task
 Author = Literal["student", "teacher"]
 _OTHER: Mapping[Author, Author] = {"student": "teacher", "teacher": "student"}
 _WORD = re.compile(r"\S+")
+_CHUNK_WORDS, _CONTEXT_WORDS = 10, 200  # of what ``word_accuracy`` asks about
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +82,14 @@ class BoundaryPredictor(Protocol):
 
   def style(self, context: str, chunk: str) -> list[tuple[int, bool]]:
     """(start in ``chunk``, whether it is style) of every piece of a chunk, in order."""
+    ...
+
+
+class SavedPredictor(BoundaryPredictor, Protocol):
+  """A trained one."""
+
+  def fingerprint(self) -> str:
+    """Tells it from others."""
     ...
 
 
@@ -411,17 +420,6 @@ class WordClassifier:
     scores = self.weights[np.array(rows)].sum(axis=1) + self.weights[-1]
     return [(word.start(), bool(s > 0)) for word, s in zip(words, scores, strict=True)]
 
-  def accuracy(
-    self, texts: Sequence[str], style_spans: Sequence[Sequence[tuple[int, int]]]
-  ) -> float:
-    """Share of the words that are classified correctly; arguments as in ``train``."""
-    right = [
-      told == any(a <= start < b for a, b in spans)
-      for text, spans in zip(texts, style_spans, strict=True)
-      for start, told in self.style("", text)
-    ]
-    return float(np.mean(right))
-
   def save(self, path: str | os.PathLike[str]) -> None:
     """One file in numpy's ``.npy`` format."""
     data = io.BytesIO()
@@ -446,6 +444,31 @@ class WordClassifier:
       return zlib.crc32(f"{place} {word}".encode()) % cls.BUCKETS
 
     return [[bucket(back, padded[i + 2 - back]) for back in range(3)] for i in range(len(words))]
+
+
+def word_accuracy(
+  predictor: BoundaryPredictor, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
+) -> tuple[float, float]:
+  """Share of the words that are classified correctly, and share of the more frequent class.
+
+  Words are asked about in chunks of 10 with up to 200 words before them, as a trace grows.
+  """
+  right, style, total = 0, 0, 0
+  for text, own in zip(texts, spans, strict=True):
+    words = list(_WORD.finditer(text))
+    for at in range(0, len(words), _CHUNK_WORDS):
+      some = words[at : at + _CHUNK_WORDS]
+      begin, end = (words[at - 1].end() if at else 0), some[-1].end()
+      before = words[max(0, at - _CONTEXT_WORDS)].start() if at else 0
+      pieces = predictor.style(text[before:begin], text[begin:end])
+      for word in some:
+        said = [one for start, one in pieces if begin + start <= word.start()]
+        wanted = any(a <= word.start() < b for a, b in own)
+        right += bool(said) and said[-1] == wanted
+        style, total = style + wanted, total + 1
+  if not total:
+    raise ValueError("the labelled texts have no words; allowed: at least one.")
+  return right / total, max(style, total - style) / total
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

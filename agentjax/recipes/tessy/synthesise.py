@@ -1,16 +1,17 @@
 r"""A teacher and a student write traces together, for supervised learning (TESSY, 2604.14164).
 
+  python -m agentjax.recipes.tessy.synthesise --config=configs/tessy_word_problems.py \
+      --predictor=runs/boundary --student.path=runs/warm --teacher.path=runs/teacher --output=traces
+
+writes a trace for each of the first ``--tasks`` training tasks of the config's data. The boundary
+predictor is a run of configs/tessy_boundary.py; ``--teacher_predictor`` is one of its own for the
+teacher's texts, as in the paper. A small classifier of words is trained here within seconds:
+
   python -m agentjax.recipes.tessy.synthesise --spans=labels.jsonl --predictor=words.npy
 
-trains the boundary predictor: a row has a ``text``, and ``spans`` [[start, end], ...] or verbatim
-``phrases`` that are style. ``--teacher_spans`` and ``--teacher_predictor`` make one of its own for
-the teacher's texts. Then
-
-  python -m agentjax.recipes.tessy.synthesise --config=configs/tessy_word_problems.py \
-      --predictor=words.npy --student.path=runs/warm --teacher.path=runs/teacher --output=traces
-
-writes a trace for each of the first ``--tasks`` training tasks of the config's data. Training on
-the folder:
+A row of the labels has a ``text``, and ``spans`` [[start, end], ...] or verbatim ``phrases`` that
+are style (``agentjax.recipes.tessy.label`` makes them). ``--teacher_spans`` trains that of
+``--teacher_predictor``. Training on the folder of traces:
 
   python -m agentjax.train --config=CONFIG --config.data.source=jsonl --config.data.path=traces \
       --config.data.source.messages_field=messages --config.data.source.test_file= ...
@@ -22,12 +23,21 @@ stopped.
 
 from __future__ import annotations
 
+import os
+
 from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
 from agentjax.config import ConfigError
-from agentjax.recipes.tessy.flow import TessyConfig, WordClassifier, read_spans
+from agentjax.recipes.tessy.boundaries import load_predictor
+from agentjax.recipes.tessy.flow import (
+  SavedPredictor,
+  TessyConfig,
+  WordClassifier,
+  read_spans,
+  word_accuracy,
+)
 from agentjax.recipes.tessy.traces import WriterConfig, synthesise_traces
 from agentjax.training.flags import define_config_flag, define_settings_flag
 from agentjax.training.progress import ProgressDisplay, report_to
@@ -36,7 +46,9 @@ _CONFIG = define_config_flag()
 _STUDENT = define_settings_flag("student", WriterConfig(), "Writes style.")
 _TEACHER = define_settings_flag("teacher", WriterConfig(), "Writes what is hard.")
 _TESSY = define_settings_flag("tessy", TessyConfig(), "Chunks and limits.")
-_PREDICTOR = flags.DEFINE_string("predictor", None, "Boundary predictor (.npy).")
+_PREDICTOR = flags.DEFINE_string(
+  "predictor", None, "Boundary predictor: a run that trained one, or a file of words (.npy)."
+)
 _TEACHER_PREDICTOR = flags.DEFINE_string(
   "teacher_predictor", None, "That of the teacher's texts; --predictor if not given."
 )
@@ -85,8 +97,16 @@ def run(argv: list[str]) -> None:
   )
 
 
-def _predictor(path: str, spans: str | None, console: Console) -> WordClassifier:
-  """The predictor of a file, trained and written first where labelled texts are given."""
+def _predictor(path: str, spans: str | None, console: Console) -> SavedPredictor:
+  """The predictor of a run or of a file, which is trained and written first where labelled texts
+  are given."""
+  if os.path.isdir(path):
+    if spans is not None:
+      raise ConfigError(
+        f"{path} is a folder; allowed with labelled texts: a file of words (.npy) to write. "
+        "configs/tessy_boundary.py trains the predictor of a run."
+      )
+    return load_predictor(path)
   if spans is None:
     try:
       return WordClassifier.load(path)
@@ -99,8 +119,12 @@ def _predictor(path: str, spans: str | None, console: Console) -> WordClassifier
     if len(texts) >= _HELD_OUT:
       rest = [i for i in range(len(texts)) if i % _HELD_OUT]
       trial = WordClassifier.train([texts[i] for i in rest], [found[i] for i in rest])
-      share = trial.accuracy(texts[::_HELD_OUT], found[::_HELD_OUT])
-      _say(console, f"{spans}: {100 * share:.1f}% of the words of held-out texts are told right")
+      share, usual = word_accuracy(trial, texts[::_HELD_OUT], found[::_HELD_OUT])
+      _say(
+        console,
+        f"{spans}: {100 * share:.1f}% of the words of held-out texts are told right; "
+        f"{100 * usual:.1f}% are of the more frequent class",
+      )
     predictor = WordClassifier.train(texts, found)
   except ValueError as error:
     raise ConfigError(f"{spans}: {error}") from error

@@ -6,13 +6,13 @@ import asyncio
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from agentjax.adapters.chat_endpoint.endpoint import endpoint_identity
 from agentjax.config import Config, ConfigError
 from agentjax.data.synthesis_folder import Report, unreported
 from agentjax.engine import SamplingConfig
-from agentjax.recipes.tessy.flow import Author, TessyConfig, WordClassifier, Writer
+from agentjax.recipes.tessy.flow import Author, SavedPredictor, TessyConfig, Writer
 from agentjax.recipes.tessy.folder import Written, write_traces
 from agentjax.recipes.tessy.writers import EngineWriter, HttpWriter, HttpWriterConfig
 from agentjax.threads import LoopThread
@@ -63,7 +63,7 @@ def synthesise_traces(
   output: str | os.PathLike[str],
   *,
   writers: Mapping[Author, WriterConfig],
-  predictors: Mapping[Author, WordClassifier],
+  predictors: Mapping[Author, SavedPredictor],
   tessy: TessyConfig,
   tasks: int | None = None,
   concurrency: int = 16,
@@ -108,7 +108,7 @@ def synthesise_traces(
         output,
         wanted,
         {name: writer for name, (writer, _) in opened.items()},
-        cast("Mapping[Author, Any]", predictors),
+        predictors,
         tessy,
         seed=experiment.seed,
         concurrency=concurrency,

@@ -18,7 +18,7 @@ from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.preparation import prepare
 from agentjax.recipes.pivotrl.profiles import profile_pivots
 from agentjax.recipes.pivotrl.staleness import StalenessConfig, mixed_share, staleness
-from agentjax.recipes.pivotrl.turns import candidates, select_pivots
+from agentjax.recipes.pivotrl.turns import candidates, observed_tools, select_pivots
 from agentjax.rewards import RewardConfig, RewardGraph, build_rewards
 from agentjax.rollout.loop import collect
 from agentjax.tools.declared import read_tool
@@ -263,3 +263,21 @@ def test_a_group_is_mixed_where_two_valid_rewards_differ():
 
   assert mixed_share([*group(0, 0.0, 1.0), *group(1, 1.0, 1.0, None)]) == 0.5
   assert mixed_share([]) == 0.0
+
+
+def test_tools_are_declared_by_the_calls_that_were_seen():
+  def called(**arguments):
+    return AgentTrajectory("a", (Message("assistant", "", (ToolCall("f", arguments),)),), ())
+
+  [tool] = observed_tools([called(x=1, y="a", z=[1]), called(x=2.5, y="b", w=True)])
+  assert tool.name == "f" and tool.parameters == {
+    "type": "object",
+    "properties": {
+      "w": {"type": "boolean"},
+      "x": {},  # an integer and a number were seen
+      "y": {"type": "string"},
+      "z": {"type": "array"},
+    },
+    "required": ["x", "y"],
+  }
+  assert observed_tools([AgentTrajectory("a", TALK[:2], ())]) == ()
