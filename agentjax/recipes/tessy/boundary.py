@@ -38,8 +38,9 @@ def run(argv: list[str]) -> None:
   if bool(_OUTPUT.value) == bool(_PREDICTOR.value):
     raise ConfigError("give either --output=FOLDER to write or --predictor=RUN to measure.")
   console = Console()
-  texts, spans = (values[: _TEXTS.value] for values in read_spans(_SPANS.value))
-  if _PREDICTOR.value:
+  texts, spans = read_spans(_SPANS.value)
+  texts, spans = texts[: _TEXTS.value], spans[: _TEXTS.value]
+  if not _OUTPUT.value:
     right, usual = word_accuracy(load_predictor(_PREDICTOR.value), texts, spans)
     said = f"{100 * right:.1f}% of the words are told right; {100 * usual:.1f}% are of the more "
     return _say(console, f"{_PREDICTOR.value}: {said}frequent class")
