@@ -35,27 +35,28 @@ _PASSES = 3  # the source's
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  if bool(_OUTPUT.value) == bool(_PREDICTOR.value):
+  output = _OUTPUT.value or ""
+  if bool(output) == bool(_PREDICTOR.value):
     raise ConfigError("give either --output=FOLDER to write or --predictor=RUN to measure.")
   console = Console()
   texts, spans = read_spans(_SPANS.value)
   texts, spans = texts[: _TEXTS.value], spans[: _TEXTS.value]
-  if not _OUTPUT.value:
+  if _PREDICTOR.value:
     right, usual = word_accuracy(load_predictor(_PREDICTOR.value), texts, spans)
     said = f"{100 * right:.1f}% of the words are told right; {100 * usual:.1f}% are of the more "
     return _say(console, f"{_PREDICTOR.value}: {said}frequent class")
-  made = write_boundary_data(_CONFIG.value, _OUTPUT.value, texts, spans)
+  made = write_boundary_data(_CONFIG.value, output, texts, spans)
   _say(
     console,
-    f"{_OUTPUT.value}: {made.pieces} pieces of {made.texts} texts, {made.tokens} labelled tokens, "
+    f"{output}: {made.pieces} pieces of {made.texts} texts, {made.tokens} labelled tokens, "
     f"{100 * made.style:.0f}% style; {made.left_out} texts left out that the vocabulary does not "
     "spell",
   )
   steps = -(-_PASSES * made.pieces // _CONFIG.value.rl.tasks_per_step)
   _say(
     console,
-    f"train on them with --config.data.path={_OUTPUT.value} "
-    f"--config.rl.rollouts={_OUTPUT.value}/episodes --config.rl.steps={steps} (three passes)",
+    f"train on them with --config.data.path={output} "
+    f"--config.rl.rollouts={output}/episodes --config.rl.steps={steps} (three passes)",
   )
 
 
