@@ -5,8 +5,8 @@ r"""GRPO on Nemotron 3 Nano 30B-A3B, planned for v6e:4x4.
       --workdir=RUN --config.pretrained=FOLDER
 
 FOLDER is the model's Hugging Face folder. Float32 masters and moments of all weights would take 23
-of the 31 GiB of each chip beside the 15 that a lane samples with, so low-rank adapters are trained,
-and routers stay as they are.
+of the 31 GiB of each chip beside the 16 that a lane samples with, so low-rank adapters are trained,
+and routers stay as they are. A lane's weights make room for the update and are sent again after it.
 """
 
 import dataclasses
@@ -31,6 +31,7 @@ def get_config() -> Experiment:
       remat="block",
       attention_block=512,
       frozen_router=True,
+      expert_capacity=2.0,
     ),
     tokenizer=TokenizerConfig(kind="huggingface"),
     tools=ToolsConfig(names=("python",)),
@@ -42,6 +43,7 @@ def get_config() -> Experiment:
       extend_buckets=(256,),
       extend_rows=(4,),
       device_store_mb=256,
+      keep_base=False,
     ),
     lora=LoraConfig(rank=16),
     rollout=RolloutConfig(group_size=16, max_total_tokens=8192),
