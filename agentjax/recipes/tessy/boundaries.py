@@ -25,7 +25,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -33,12 +33,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agentjax.config import AtLeastTwo, check
+from agentjax.config import AtLeastTwo, ConfigError, check
 from agentjax.data.errors import DataError
 from agentjax.data.splits import TaskSplits
 from agentjax.files import CheckpointError, write_atomically
 from agentjax.models import ModelConfig, forward, values
 from agentjax.models.spec import abstract
+from agentjax.recipes.tessy.flow import (
+  SavedPredictor,
+  WordClassifier,
+  read_spans,
+  word_accuracy,
+)
 from agentjax.sharding import fingerprint, with_shardings
 from agentjax.signals.networks import check_start, descend, reader_model, reader_spec, steps_on
 from agentjax.signals.signal import BatchContext, Result, Signal, SignalConfig, SignalTools
@@ -65,6 +71,7 @@ Array = jax.Array
 Spans = Sequence[tuple[int, int]]
 
 BOUNDARY = "boundary"  # name of the network, and of the data set
+_HELD_OUT = 10  # one labelled text in ten measures a classifier of words
 CAPABILITY, STYLE = 1, 2  # values of the column; 0 is no label
 CLASSES = register_column(
   Column("tessy_class", "int8", "TESSY's class: 1 capability, 2 style, 0 no label.", in_loss=False)
@@ -329,6 +336,49 @@ class HiddenPredictor:
   def fingerprint(self) -> str:
     """Of the weights."""
     return fingerprint(self._weights)
+
+
+def open_predictor(path: str, spans: str | None, say: Callable[[str], None]) -> SavedPredictor:
+  """The predictor of a run, or of a file that is trained and written first where texts are given.
+
+  Args:
+    path: of either.
+    spans: file of labelled texts.
+    say: is told how well what was trained does.
+
+  Raises:
+    ConfigError: there is none, or the texts cannot train one.
+  """
+  if os.path.isdir(path):
+    if spans is not None:
+      raise ConfigError(
+        f"{path} is a folder; allowed with labelled texts: a file of words (.npy) to write. "
+        "configs/tessy_boundary.py trains the predictor of a run."
+      )
+    return load_predictor(path)
+  if spans is None:
+    try:
+      return WordClassifier.load(path)
+    except (OSError, ValueError) as error:
+      raise ConfigError(
+        f"{path} is no boundary predictor ({error}); train one with --spans."
+      ) from error
+  texts, found = read_spans(spans)
+  try:
+    if len(texts) >= _HELD_OUT:
+      rest = [i for i in range(len(texts)) if i % _HELD_OUT]
+      trial = WordClassifier.train([texts[i] for i in rest], [found[i] for i in rest])
+      share, usual = word_accuracy(trial, texts[::_HELD_OUT], found[::_HELD_OUT])
+      say(
+        f"{spans}: {100 * share:.1f}% of the words of held-out texts are told right; "
+        f"{100 * usual:.1f}% are of the more frequent class"
+      )
+    predictor = WordClassifier.train(texts, found)
+  except ValueError as error:
+    raise ConfigError(f"{spans}: {error}") from error
+  predictor.save(path)
+  say(f"{path}: trained on {len(texts)} texts")
+  return predictor
 
 
 def load_predictor(path: str | os.PathLike[str]) -> HiddenPredictor:

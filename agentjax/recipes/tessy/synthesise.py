@@ -23,21 +23,15 @@ stopped.
 
 from __future__ import annotations
 
-import os
+import functools
 
 from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
 from agentjax.config import ConfigError
-from agentjax.recipes.tessy.boundaries import load_predictor
-from agentjax.recipes.tessy.flow import (
-  SavedPredictor,
-  TessyConfig,
-  WordClassifier,
-  read_spans,
-  word_accuracy,
-)
+from agentjax.recipes.tessy.boundaries import open_predictor
+from agentjax.recipes.tessy.flow import TessyConfig
 from agentjax.recipes.tessy.traces import WriterConfig, synthesise_traces
 from agentjax.training.flags import define_config_flag, define_settings_flag
 from agentjax.training.progress import ProgressDisplay, report_to
@@ -62,8 +56,6 @@ _TASKS = flags.DEFINE_integer(
 )
 _CONCURRENCY = flags.DEFINE_integer("concurrency", 16, "Tasks at once.", lower_bound=1)
 
-_HELD_OUT = 10  # one labelled text in ten measures the predictor
-
 
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
@@ -73,10 +65,11 @@ def run(argv: list[str]) -> None:
     raise ConfigError("--teacher_spans needs --teacher_predictor=FILE to write to.")
   if not _PREDICTOR.value:
     raise ConfigError("--predictor=FILE is needed; --spans=FILE trains one and writes it there.")
-  student = _predictor(_PREDICTOR.value, _SPANS.value, console)
+  say = functools.partial(_say, console)
+  student = open_predictor(_PREDICTOR.value, _SPANS.value, say)
   teacher = student
   if _TEACHER_PREDICTOR.value:
-    teacher = _predictor(_TEACHER_PREDICTOR.value, _TEACHER_SPANS.value, console)
+    teacher = open_predictor(_TEACHER_PREDICTOR.value, _TEACHER_SPANS.value, say)
   if _OUTPUT.value is None:
     return
   with ProgressDisplay(console, {}) as display:
@@ -90,47 +83,10 @@ def run(argv: list[str]) -> None:
       concurrency=_CONCURRENCY.value,
       report=report_to(display),
     )
-  _say(
-    console,
+  say(
     f"{_OUTPUT.value}: {written.traces} traces and {written.given_up} tasks given up, "
     f"{written.kept} of them from before; the teacher wrote {100 * written.teacher_share:.0f}%",
   )
-
-
-def _predictor(path: str, spans: str | None, console: Console) -> SavedPredictor:
-  """The predictor of a run or of a file, which is trained and written first where labelled texts
-  are given."""
-  if os.path.isdir(path):
-    if spans is not None:
-      raise ConfigError(
-        f"{path} is a folder; allowed with labelled texts: a file of words (.npy) to write. "
-        "configs/tessy_boundary.py trains the predictor of a run."
-      )
-    return load_predictor(path)
-  if spans is None:
-    try:
-      return WordClassifier.load(path)
-    except (OSError, ValueError) as error:
-      raise ConfigError(
-        f"{path} is no boundary predictor ({error}); train one with --spans."
-      ) from error
-  texts, found = read_spans(spans)
-  try:
-    if len(texts) >= _HELD_OUT:
-      rest = [i for i in range(len(texts)) if i % _HELD_OUT]
-      trial = WordClassifier.train([texts[i] for i in rest], [found[i] for i in rest])
-      share, usual = word_accuracy(trial, texts[::_HELD_OUT], found[::_HELD_OUT])
-      _say(
-        console,
-        f"{spans}: {100 * share:.1f}% of the words of held-out texts are told right; "
-        f"{100 * usual:.1f}% are of the more frequent class",
-      )
-    predictor = WordClassifier.train(texts, found)
-  except ValueError as error:
-    raise ConfigError(f"{spans}: {error}") from error
-  predictor.save(path)
-  _say(console, f"{path}: trained on {len(texts)} texts")
-  return predictor
 
 
 def _say(console: Console, text: str) -> None:

@@ -19,6 +19,7 @@ from agentjax.recipes.tessy.boundaries import (
   BOUNDARY,
   BoundaryConfig,
   load_predictor,
+  open_predictor,
   starts_of,
   style_of_characters,
   write_boundary_data,
@@ -34,7 +35,6 @@ from agentjax.recipes.tessy.labels import (
   labeller_config,
   read_texts,
 )
-from agentjax.recipes.tessy.synthesise import _predictor
 from agentjax.recipes.tessy.traces import WriterConfig, synthesise_traces
 from agentjax.text.tokenizer import ByteTokenizer
 from agentjax.training import Experiment, Extensions, OptimizerConfig, RLStage, Run
@@ -223,10 +223,10 @@ def test_killed_and_resumed_it_learns_the_same_and_the_policy_stays(data):
 def test_the_flow_cuts_where_the_trained_predictor_says(data, tmp_path):
   run_folder = data / "run_of_flow"
   assert _run(data, "run_of_flow", steps=2).train().finished
-  predictor = _predictor(str(run_folder), None, quiet())
+  predictor = open_predictor(str(run_folder), None, print)
   assert predictor.fingerprint() == load_predictor(run_folder).fingerprint()
   with pytest.raises(ConfigError, match="is a folder"):
-    _predictor(str(run_folder), "labels.jsonl", quiet())
+    open_predictor(str(run_folder), "labels.jsonl", print)
   pieces = predictor.style("hm ", "AB CD.")
   assert [start for start, _ in pieces] == list(range(6))
   # The same context and another chunk: what is said of a token is known before it is read.
