@@ -326,7 +326,7 @@ class Scheduler:
       lane.drop(slot)
       context.home = None
     job, context.job = context.job, None
-    if job is not None and not job.over:
+    if job is not None and not job.over and not job.future.get_loop().is_closed():
       job.future.set_exception(error(f"the context cannot be used: {why}."))
     self._admit()
 
@@ -356,7 +356,9 @@ class Scheduler:
     cycle: Cycle | None = None
     lane.pace.begin()
     try:
-      if lane.interrupted:  # wait for what the last event loop left at work
+      if any(one.results is None or one.results.get_loop() is not loop for one in lane.under_way):
+        self._interrupt(lane, None, loop)  # the last event loop was stopped and cancelled nothing
+      if lane.interrupted:  # wait for what it left at work
         for thread in (lane.thread, lane.waiter):
           await loop.run_in_executor(thread, lambda: None)
         lane.under_way.clear()
@@ -427,13 +429,22 @@ class Scheduler:
     self._account(lane, running, results)
     self._admit()
 
-  def _interrupt(self, lane: Lane, planned: Cycle | None) -> None:
-    """Ends what a lane does where its event loop ends; its threads may still be at work."""
-    for context in [job.context for job in lane.jobs.values()]:
-      self.drop(context, "the event loop ended")
+  def _interrupt(
+    self, lane: Lane, planned: Cycle | None, new: asyncio.AbstractEventLoop | None = None
+  ) -> None:
+    """Ends what a lane does where its event loop ends; its threads may still be at work.
+
+    Args:
+      lane: the lane.
+      planned: a cycle that was not dispatched.
+      new: an event loop whose calls go on.
+    """
+    for job in list(lane.jobs.values()):
+      if job.future.get_loop() is not new:
+        self.drop(job.context, "the event loop ended")
     cycles = [running.cycle for running in lane.under_way]
     for running in lane.under_way:
-      if running.results is not None:
+      if running.results is not None and not running.results.get_loop().is_closed():
         running.results.cancel()
     for cycle in cycles if planned is None else [*cycles, planned]:
       for context in cycle.leaving:

@@ -362,6 +362,33 @@ def test_an_interrupted_event_loop_leaves_the_engine_usable(make_engine):
     assert_same_bits(found[i], expected[i])
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_an_event_loop_that_was_stopped_leaves_the_engine_usable(make_engine, closed):
+  """Unlike ``asyncio.run`` it cancels nothing: a cycle is under way, and a call waits for ever."""
+  engine = make_engine()
+  expected = run_episodes(engine, range(4))
+  loop, lane = asyncio.new_event_loop(), engine.scheduler.lanes[0]
+
+  async def started():
+    task = asyncio.ensure_future(episode(engine, 7))
+    while not lane.under_way:
+      await asyncio.sleep(0)
+    return task
+
+  task = loop.run_until_complete(started())
+  assert lane.under_way and not task.done()
+  if closed:
+    loop.close()
+  found = run_episodes(engine, range(4))
+  for i in range(4):
+    assert_same_bits(found[i], expected[i])
+  assert free_slots(engine) == 4
+  if not closed:
+    with pytest.raises(EngineError, match="the event loop ended"):
+      loop.run_until_complete(task)
+    loop.close()
+
+
 def test_no_work_is_done_while_every_program_waits(make_engine):
   engine = make_engine()
 
