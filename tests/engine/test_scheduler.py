@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
 import weakref
 
 import jax
@@ -362,21 +363,35 @@ def test_an_interrupted_event_loop_leaves_the_engine_usable(make_engine):
     assert_same_bits(found[i], expected[i])
 
 
+@contextlib.contextmanager
+def nothing_is_read(lane):
+  """Results of cycles do not come."""
+  gate = threading.Event()
+  lane.waiter.submit(gate.wait)
+  try:
+    yield
+  finally:
+    gate.set()
+
+
+async def started(engine, lane):
+  """An episode whose first cycle was dispatched."""
+  task = asyncio.ensure_future(episode(engine, 7))
+  while not lane.under_way:
+    await asyncio.sleep(0)
+  return task
+
+
 @pytest.mark.parametrize("closed", [True, False])
 def test_an_event_loop_that_was_stopped_leaves_the_engine_usable(make_engine, closed):
   """Unlike ``asyncio.run`` it cancels nothing: a cycle is under way, and a call waits for ever."""
+  expected = run_episodes(make_engine(), range(4))
   engine = make_engine()
-  expected = run_episodes(engine, range(4))
   loop, lane = asyncio.new_event_loop(), engine.scheduler.lanes[0]
 
-  async def started():
-    task = asyncio.ensure_future(episode(engine, 7))
-    while not lane.under_way:
-      await asyncio.sleep(0)
-    return task
-
-  task = loop.run_until_complete(started())
-  assert lane.under_way and not task.done()
+  with nothing_is_read(lane):
+    task = loop.run_until_complete(started(engine, lane))
+    assert lane.under_way and not task.done()
   if closed:
     loop.close()
   found = run_episodes(engine, range(4))
@@ -509,16 +524,9 @@ def test_a_closed_engine_ends_calls(make_engine):
 def test_a_closed_engine_keeps_nothing_of_a_cycle_whose_event_loop_ended(make_engine):
   engine = make_engine()
   lane = engine.scheduler.lanes[0]
-
-  async def main():
-    context = await engine.open_ids(range(1, 40))
-    call = asyncio.ensure_future(context.generate(request(tokens=20)))
-    while not lane.under_way:
-      await asyncio.sleep(0)
-    return call
-
-  asyncio.run(main())
-  assert lane.under_way  # its results were never read
+  with nothing_is_read(lane):
+    asyncio.run(started(engine, lane))
+    assert lane.under_way
   engine.close()
   assert not lane.under_way
 
