@@ -79,6 +79,13 @@ def define_distributed_flags() -> Callable[[], None]:
   return join
 
 
+def require_paths(*chosen: flags.FlagHolder[Any]) -> None:
+  """Raises ConfigError for the first of the flags that is empty; each names a path."""
+  for flag in chosen:
+    if not flag.value:
+      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+
+
 class _TreeFlag(flags.Flag, Generic[C]):
   """A flag whose value is a tree of settings, and that defines the flags of its fields."""
 

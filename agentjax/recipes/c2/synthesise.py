@@ -17,7 +17,6 @@ from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
-from agentjax.config import ConfigError
 from agentjax.recipes.c2.rubrics import C2Config
 from agentjax.recipes.c2.synthesis import (
   generator_config,
@@ -25,7 +24,7 @@ from agentjax.recipes.c2.synthesis import (
   read_pairs,
   synthesise_rubrics,
 )
-from agentjax.training.flags import define_config_flag, define_settings_flag
+from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
 from agentjax.training.progress import ProgressDisplay, report_to
 
 _CONFIG = define_config_flag()
@@ -43,9 +42,7 @@ _CONCURRENCY = flags.DEFINE_integer("concurrency", 16, "Pairs at once.", lower_b
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  for flag in (_OUTPUT, _PAIRS):
-    if not flag.value:
-      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+  require_paths(_OUTPUT, _PAIRS)
   console, output = Console(), _OUTPUT.value
   _C2.value.validate("c2")
   pairs = read_pairs(_PAIRS.value, order_seed=_C2.value.order_seed)[: _TASKS.value]

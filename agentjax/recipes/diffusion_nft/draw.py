@@ -14,10 +14,9 @@ from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
-from agentjax.config import ConfigError
 from agentjax.recipes.diffusion_nft.experiment import run_experiment
 from agentjax.recipes.diffusion_nft.settings import DrawingsConfig
-from agentjax.training.flags import define_settings_flag
+from agentjax.training.flags import define_settings_flag, require_paths
 
 _DRAWINGS = define_settings_flag("drawings", DrawingsConfig(), "Sizes of the experiment.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of what is made.", required=True)
@@ -26,8 +25,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Folder of what is made.", require
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  if not _OUTPUT.value:
-    raise ConfigError(f"--output={_OUTPUT.value!r}; allowed: a path.")
+  require_paths(_OUTPUT)
   console = Console()
 
   def say(text: str) -> None:

@@ -16,10 +16,9 @@ from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
-from agentjax.config import ConfigError
 from agentjax.recipes.digi_q.extracting import extract
 from agentjax.recipes.digi_q.settings import ExtractionConfig
-from agentjax.training.flags import define_config_flag, define_settings_flag
+from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
 from agentjax.training.progress import ProgressDisplay, report_to
 
 _CONFIG = define_config_flag()
@@ -43,9 +42,7 @@ _CONCURRENCY = flags.DEFINE_integer("concurrency", 16, "States at once.", lower_
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  for flag in (_TRANSITIONS, _CRITIC, _BACKBONE, _POLICY, _OUTPUT):
-    if not flag.value:
-      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+  require_paths(_TRANSITIONS, _CRITIC, _BACKBONE, _POLICY, _OUTPUT)
   console = Console()
   with ProgressDisplay(console, {}) as display:
     found = extract(

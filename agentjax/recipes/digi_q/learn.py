@@ -13,10 +13,9 @@ from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
-from agentjax.config import ConfigError
 from agentjax.recipes.digi_q.learning import learn_critic
 from agentjax.recipes.digi_q.settings import CriticConfig
-from agentjax.training.flags import define_config_flag, define_settings_flag
+from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
 from agentjax.training.progress import ProgressDisplay, report_to
 
 _CONFIG = define_config_flag()
@@ -34,9 +33,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Folder of what is made.", require
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  for flag in (_TRANSITIONS, _BACKBONE, _OUTPUT):
-    if not flag.value:
-      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+  require_paths(_TRANSITIONS, _BACKBONE, _OUTPUT)
   console = Console()
   with ProgressDisplay(console, {}) as display:
     found = learn_critic(

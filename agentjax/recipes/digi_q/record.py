@@ -15,10 +15,9 @@ from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
-from agentjax.config import ConfigError
 from agentjax.recipes.digi_q.recording import record
 from agentjax.recipes.digi_q.settings import RecordConfig
-from agentjax.training.flags import define_config_flag, define_settings_flag
+from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
 
 _CONFIG = define_config_flag()
 _RECORD = define_settings_flag(
@@ -37,9 +36,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Folder of what is made.", require
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  for flag in (_CHECKPOINT, _TRAJECTORIES, _OUTPUT):
-    if not flag.value:
-      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+  require_paths(_CHECKPOINT, _TRAJECTORIES, _OUTPUT)
   found = record(
     _CONFIG.value,
     _OUTPUT.value,

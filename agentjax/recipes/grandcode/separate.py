@@ -21,13 +21,12 @@ from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
-from agentjax.config import ConfigError
 from agentjax.data.synthesis_folder import RowFile, claim
 from agentjax.files import write_atomically
 from agentjax.recipes.grandcode.pool import PoolConfig
 from agentjax.recipes.grandcode.runner import open_runner
 from agentjax.recipes.grandcode.separation import ROWS, report_of, separate_tasks
-from agentjax.training.flags import define_settings_flag
+from agentjax.training.flags import define_settings_flag, require_paths
 from agentjax.trajectory.record import Task
 from agentjax.worlds.code.tasks import load_mbpp, load_quixbugs
 
@@ -44,9 +43,7 @@ _CONCURRENCY = flags.DEFINE_integer("concurrency", 2, "Tasks at once.", lower_bo
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  for flag in (_TASKS, _OUTPUT):
-    if not flag.value:
-      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+  require_paths(_TASKS, _OUTPUT)
   config: PoolConfig = _POOL.value
   config.validate("pool")
   path = os.path.join(_TASKS.value, f"{_SOURCE.value}.jsonl")

@@ -18,9 +18,8 @@ from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
-from agentjax.config import ConfigError
 from agentjax.recipes.grandcode.solving import solve
-from agentjax.training.flags import define_config_flag
+from agentjax.training.flags import define_config_flag, require_paths
 
 _CONFIG = define_config_flag()
 _PROBLEM = flags.DEFINE_string("problem", None, "Text file with the problem.", required=True)
@@ -30,9 +29,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.", require
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  for flag in (_PROBLEM, _WORKDIR):
-    if not flag.value:
-      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+  require_paths(_PROBLEM, _WORKDIR)
   console = Console()
   chosen = solve(_CONFIG.value, _PROBLEM.value, _WORKDIR.value, console)
   if chosen.code is None:

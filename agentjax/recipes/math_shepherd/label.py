@@ -18,9 +18,8 @@ from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
-from agentjax.config import ConfigError
 from agentjax.recipes.math_shepherd.labels import LabelConfig, label_solutions
-from agentjax.training.flags import define_config_flag, define_settings_flag
+from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
 from agentjax.training.progress import ProgressDisplay, report_to
 
 _CONFIG = define_config_flag()
@@ -38,9 +37,7 @@ _CONCURRENCY = flags.DEFINE_integer("concurrency", 16, "Completions at once.", l
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  for flag in (_OUTPUT, _CHECKPOINT):
-    if not flag.value:
-      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+  require_paths(_OUTPUT, _CHECKPOINT)
   console = Console()
   with ProgressDisplay(console, {}) as display:
     written = label_solutions(

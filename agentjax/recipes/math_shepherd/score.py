@@ -16,10 +16,9 @@ from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
-from agentjax.config import ConfigError
 from agentjax.recipes.math_shepherd.scores import score_solutions
 from agentjax.recipes.math_shepherd.steps import Aggregate
-from agentjax.training.flags import define_config_flag
+from agentjax.training.flags import define_config_flag, require_paths
 
 _CONFIG = define_config_flag()
 _CHECKPOINT = flags.DEFINE_string(
@@ -36,9 +35,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "File to write (.jsonl).", require
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  for flag in (_OUTPUT, _SOLUTIONS, _CHECKPOINT):
-    if not flag.value:
-      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+  require_paths(_OUTPUT, _SOLUTIONS, _CHECKPOINT)
   solutions, tasks = score_solutions(
     _CONFIG.value,
     _OUTPUT.value,

@@ -50,7 +50,7 @@ from agentjax.recipes.mm_webagent.studio import (
   write_result,
 )
 from agentjax.rewards.judges import question_key
-from agentjax.training.flags import define_settings_flag
+from agentjax.training.flags import define_settings_flag, require_paths
 from agentjax.trajectory.artifacts import ArtifactStore
 
 _STUDIO = define_settings_flag("studio", StudioConfig(), "How pages are made.")
@@ -70,8 +70,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  if not _OUTPUT.value:
-    raise ConfigError(f"--output={_OUTPUT.value!r}; allowed: a path.")
+  require_paths(_OUTPUT)
   if (_PROMPTS.value is None) == (_REQUEST.value is None):
     raise ConfigError("give --prompts=FILE or --request=TEXT, one of the two.")
   config: StudioConfig = _STUDIO.value

@@ -19,11 +19,10 @@ from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
-from agentjax.config import ConfigError
 from agentjax.recipes.rad2.measuring import EXPERT, POLICIES
 from agentjax.recipes.rad2.runs import run as run_all
 from agentjax.recipes.rad2.settings import Rad2Config
-from agentjax.training.flags import define_settings_flag
+from agentjax.training.flags import define_settings_flag, require_paths
 from agentjax.training.progress import ProgressDisplay, print_table, report_to
 
 _RAD2 = define_settings_flag("rad2", Rad2Config(), "Traffic, networks and training.")
@@ -33,8 +32,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Folder of what is made.", require
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  if not _OUTPUT.value:
-    raise ConfigError(f"--output={_OUTPUT.value!r}; allowed: a path.")
+  require_paths(_OUTPUT)
   console = Console()
   with ProgressDisplay(console, {}) as display:
     result = run_all(_RAD2.value, _OUTPUT.value, report_to(display))

@@ -19,7 +19,7 @@ from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.recipes.rational_rewards.parrot import ParrotConfig, read_preferences
 from agentjax.recipes.rational_rewards.student import measure_judge
-from agentjax.training.flags import define_config_flag, define_settings_flag
+from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
 from agentjax.training.progress import ProgressDisplay, report_to
 
 _CONFIG = define_config_flag()
@@ -36,8 +36,7 @@ _CONCURRENCY = flags.DEFINE_integer("concurrency", 16, "Pairs at once.", lower_b
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  if not _PAIRS.value:
-    raise ConfigError(f"--pairs={_PAIRS.value!r}; allowed: a path.")
+  require_paths(_PAIRS)
   console = Console()
   pairs = read_preferences(_PAIRS.value)[_FIRST.value :][: _TASKS.value]
   if not pairs:

@@ -22,7 +22,7 @@ from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.recipes.rational_rewards.parrot import ParrotConfig, read_preferences
 from agentjax.recipes.rational_rewards.student import write_student_data
-from agentjax.training.flags import define_config_flag, define_settings_flag
+from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
 from agentjax.training.progress import ProgressDisplay, report_to
 
 _CONFIG = define_config_flag()
@@ -41,9 +41,7 @@ _CONCURRENCY = flags.DEFINE_integer("concurrency", 16, "Pairs at once.", lower_b
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  for flag in (_OUTPUT, _PAIRS):
-    if not flag.value:
-      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+  require_paths(_OUTPUT, _PAIRS)
   checker = _CHECKER.value
   named = bool(checker.path or checker.http.base_url)
   console = Console()

@@ -21,11 +21,10 @@ from rich.console import Console
 from agentjax.adapters.chat_endpoint.endpoint import endpoint_identity
 from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
 from agentjax.command import main
-from agentjax.config import ConfigError
 from agentjax.recipes.reward_harness.evolution import evolve_library
 from agentjax.recipes.reward_harness.library import HarnessConfig
 from agentjax.recipes.reward_harness.models import HarnessModels
-from agentjax.training.flags import define_settings_flag
+from agentjax.training.flags import define_settings_flag, require_paths
 
 _JUDGE = define_settings_flag("judge", HttpJudgeConfig(), "Compares answers; it is not trained.")
 _ANALYSER = define_settings_flag("analyser", HttpJudgeConfig(), "Proposes edits.")
@@ -38,9 +37,7 @@ _KEY = flags.DEFINE_integer("key", 0, "Addresses the split and all randomness.",
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  for flag in (_OUTPUT, _PAIRS):
-    if not flag.value:
-      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+  require_paths(_OUTPUT, _PAIRS)
   _JUDGE.value.validate("judge")
   _HARNESS.value.validate("harness")
   analyser = _ANALYSER.value if _ANALYSER.value.base_url else _JUDGE.value

@@ -24,11 +24,10 @@ from rich.console import Console
 
 from agentjax.adapters.agent_trajectories import TrajectoryForm
 from agentjax.command import main
-from agentjax.config import ConfigError
 from agentjax.recipes.skillclaw.loop import live
 from agentjax.recipes.skillclaw.night import SkillClawConfig
 from agentjax.recipes.skillclaw.play import ModelsConfig, Stage
-from agentjax.training.flags import define_config_flag, define_settings_flag
+from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
 from agentjax.training.progress import ProgressDisplay, print_table, report_to
 
 _CONFIG = define_config_flag()
@@ -48,9 +47,7 @@ _FORM = flags.DEFINE_enum("form", "openai", get_args(TrajectoryForm), "How their
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  for flag in (_LIBRARY, _OUTPUT):
-    if not flag.value:
-      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+  require_paths(_LIBRARY, _OUTPUT)
   console = Console()
   _SKILLS.value.validate("skills")
   stage = Stage(_CONFIG.value, _MODELS.value, _SKILLS.value)

@@ -31,7 +31,7 @@ from agentjax.config import ConfigError
 from agentjax.recipes.skillclaw.loop import Material, evolve
 from agentjax.recipes.skillclaw.night import SkillClawConfig
 from agentjax.recipes.skillclaw.play import ModelsConfig, Stage
-from agentjax.training.flags import define_config_flag, define_settings_flag
+from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
 from agentjax.training.progress import ProgressDisplay, report_to
 
 _CONFIG = define_config_flag()
@@ -50,9 +50,7 @@ _NIGHT = flags.DEFINE_integer(
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  for flag in (_LIBRARY, _OUTPUT):
-    if not flag.value:
-      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+  require_paths(_LIBRARY, _OUTPUT)
   console, models, config = Console(), _MODELS.value, _SKILLS.value
   config.validate("skills")
   models.validate("models")

@@ -17,6 +17,7 @@ from rich.console import Console
 from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.recipes.skillclaw.library import Library, add, by_hand, read_folder
+from agentjax.training.flags import require_paths
 from agentjax.training.progress import print_table
 
 _LIBRARY = flags.DEFINE_string("library", None, "Folder of the skills.", required=True)
@@ -28,8 +29,7 @@ _RESTORE = flags.DEFINE_string("restore", None, "NAME@VERSION to publish again."
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  if not _LIBRARY.value:
-    raise ConfigError(f"--library={_LIBRARY.value!r}; allowed: a path.")
+  require_paths(_LIBRARY)
   library = Library(_LIBRARY.value)
   if _ADD.value or _WITHDRAW.value or _RESTORE.value:
     with library.writing():
