@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import (
   BarColumn,
@@ -98,10 +99,8 @@ class ProgressDisplay:
         for n, label in self._columns.items()
         if self._history[n]
       )
-      self._console.print(
-        f"{self.stage_name} {done}/{self._total}  {shown}  left {_clock(left)}",
-        highlight=False,
-        soft_wrap=True,
+      print_line(
+        self._console, f"{self.stage_name} {done}/{self._total}  {shown}  left {_clock(left)}"
       )
 
   def note(self, text: str) -> None:
@@ -110,7 +109,7 @@ class ProgressDisplay:
     if self._live is not None:
       self._refresh()
     else:
-      self._console.print(text, highlight=False, soft_wrap=True)
+      print_line(self._console, text)
 
   def _refresh(self) -> None:
     assert self._live is not None
@@ -120,7 +119,7 @@ class ProgressDisplay:
       if values:
         table.add_row(label, f"[bold]{_show(values[-1])}[/bold]", f"[cyan]{_spark(values)}[/cyan]")
     self._live.update(
-      Panel(Group(self._progress, table, f"[dim]{self._note}[/dim]"), title="agentjax")
+      Panel(Group(self._progress, table, f"[dim]{escape(self._note)}[/dim]"), title="agentjax")
     )
 
 
@@ -133,6 +132,11 @@ def report_to(display: ProgressDisplay) -> Callable[[str, int, int], None]:
     display.update(done, {})
 
   return report
+
+
+def print_line(console: Console, text: str) -> None:
+  """A line as it is: neither wrapped nor read as markup, which paths and messages may look like."""
+  console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def print_table(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]):

@@ -69,7 +69,7 @@ from agentjax.training.metrics import (
 )
 from agentjax.training.nonfinite import broken_update, describe_nonfinite
 from agentjax.training.policies import policy_metrics
-from agentjax.training.progress import ProgressDisplay, print_table
+from agentjax.training.progress import ProgressDisplay, print_line, print_table
 from agentjax.training.selectors import group_scores, keep_groups, select_groups
 from agentjax.training.state import TrainState, network_specs
 from agentjax.training.stored import (
@@ -1030,7 +1030,7 @@ class _Session:
       ("TensorBoard", "tensorboard"),
       ("checkpoint", f"checkpoints/{report.steps}"),
     ):
-      self.console.print(f"{label:>20}  {self.directory / file}", highlight=False, soft_wrap=True)
+      print_line(self.console, f"{label:>20}  {self.directory / file}")
 
 
 def _ranges(steps: Sequence[int]) -> str:

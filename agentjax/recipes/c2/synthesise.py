@@ -25,7 +25,7 @@ from agentjax.recipes.c2.synthesis import (
   synthesise_rubrics,
 )
 from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
-from agentjax.training.progress import ProgressDisplay, report_to
+from agentjax.training.progress import ProgressDisplay, print_line, report_to
 
 _CONFIG = define_config_flag()
 _GENERATOR = define_settings_flag("generator", generator_config(), "Writes rubrics.")
@@ -58,7 +58,7 @@ def run(argv: list[str]) -> None:
       report=report_to(display),
     )
   data = written.data
-  _say(
+  print_line(
     console,
     f"{output}: {written.rubrics} rubrics of {written.pairs} pairs "
     f"({written.resumed[0]} pairs with rubrics and {written.resumed[1]} with margins from before); "
@@ -67,16 +67,12 @@ def run(argv: list[str]) -> None:
     f"{data.too_long_to_verify} for the verifier",
   )
   steps = -(-3 * data.preferences // _CONFIG.value.rl.tasks_per_step)
-  _say(
+  print_line(
     console,
     f"train on them with --config.data.path={output}/generator "
     f"--config.rl.rollouts={output}/episodes --config.rl.steps={steps} (three passes), and with "
     f"--config.data.path={output}/verifier",
   )
-
-
-def _say(console: Console, text: str) -> None:
-  console.print(text, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from agentjax.command import main
 from agentjax.recipes.diffusion_nft.experiment import run_experiment
 from agentjax.recipes.diffusion_nft.settings import DrawingsConfig
 from agentjax.training.flags import define_settings_flag, require_paths
+from agentjax.training.progress import print_line
 
 _DRAWINGS = define_settings_flag("drawings", DrawingsConfig(), "Sizes of the experiment.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of what is made.", required=True)
@@ -29,7 +30,7 @@ def run(argv: list[str]) -> None:
   console = Console()
 
   def say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+    print_line(console, text)
 
   run_experiment(_DRAWINGS.value, _OUTPUT.value, say)
   say(f"{_OUTPUT.value}: results.json and drawings.png")

@@ -19,7 +19,7 @@ from agentjax.command import main
 from agentjax.recipes.digi_q.extracting import extract
 from agentjax.recipes.digi_q.settings import ExtractionConfig
 from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
-from agentjax.training.progress import ProgressDisplay, report_to
+from agentjax.training.progress import ProgressDisplay, print_line, report_to
 
 _CONFIG = define_config_flag()
 _EXTRACTION = define_settings_flag(
@@ -56,12 +56,11 @@ def run(argv: list[str]) -> None:
       concurrency=_CONCURRENCY.value,
       report=report_to(display),
     )
-  console.print(
+  print_line(
+    console,
     f"{_OUTPUT.value}: {found.imitated} of {found.states} states have an action worth imitating; "
     f"the best have a mean advantage of {found.mean_advantage:.3f} ({found.kept} states were there "
     "before)",
-    highlight=False,
-    soft_wrap=True,
   )
 
 

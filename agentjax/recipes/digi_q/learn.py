@@ -16,7 +16,7 @@ from agentjax.command import main
 from agentjax.recipes.digi_q.learning import learn_critic
 from agentjax.recipes.digi_q.settings import CriticConfig
 from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
-from agentjax.training.progress import ProgressDisplay, report_to
+from agentjax.training.progress import ProgressDisplay, print_line, report_to
 
 _CONFIG = define_config_flag()
 _CRITIC = define_settings_flag("critic", CriticConfig(), "The heads, and how they learn.")
@@ -44,11 +44,10 @@ def run(argv: list[str]) -> None:
       config=_CRITIC.value,
       report=report_to(display),
     )
-  console.print(
+  print_line(
+    console,
     f"{_OUTPUT.value}: features of block {found.layer}; loss {found.losses[0]:.4f} -> "
     f"{found.losses[1]:.4f}",
-    highlight=False,
-    soft_wrap=True,
   )
 
 

@@ -18,6 +18,7 @@ from agentjax.command import main
 from agentjax.recipes.digi_q.recording import record
 from agentjax.recipes.digi_q.settings import RecordConfig
 from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
+from agentjax.training.progress import print_line
 
 _CONFIG = define_config_flag()
 _RECORD = define_settings_flag(
@@ -45,12 +46,11 @@ def run(argv: list[str]) -> None:
     config=_RECORD.value,
   )
   refused = "; ".join(f"{count} refused: {reason}" for reason, count in found.refused.items())
-  Console().print(
+  print_line(
+    Console(),
     f"{_OUTPUT.value}: {found.transitions} transitions of {found.episodes} episodes, "
     f"{found.unwritable} of them without a history in messages; {found.changed} of "
     f"{found.questions} actions change what is seen" + (f"; {refused}" if refused else ""),
-    highlight=False,
-    soft_wrap=True,
   )
 
 

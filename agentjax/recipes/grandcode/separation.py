@@ -25,6 +25,7 @@ from agentjax.recipes.grandcode.pool import (
 )
 from agentjax.recipes.grandcode.runner import Runner
 from agentjax.recipes.grandcode.wrong import Wrong, wrong_candidates
+from agentjax.training.progress import print_line
 from agentjax.trajectory.record import Task
 
 ROWS = "tests.jsonl"
@@ -151,7 +152,7 @@ async def separate_tasks(
     try:
       found = await separate(problem, task.answer, wrong, own, runner, config)
     except VerifierFault as error:
-      console.print(f"task {task.id} is left out: {error}", highlight=False, soft_wrap=True)
+      print_line(console, f"task {task.id} is left out: {error}")
       return
     if found is not None:
       rows.append({"id": task.id, **dataclasses.asdict(found)})

@@ -20,6 +20,7 @@ from rich.console import Console
 from agentjax.command import main
 from agentjax.recipes.grandcode.solving import solve
 from agentjax.training.flags import define_config_flag, require_paths
+from agentjax.training.progress import print_line
 
 _CONFIG = define_config_flag()
 _PROBLEM = flags.DEFINE_string("problem", None, "Text file with the problem.", required=True)
@@ -35,11 +36,10 @@ def run(argv: list[str]) -> None:
   if chosen.code is None:
     console.print("no solution passes the examples", highlight=False)
     sys.exit(1)
-  console.print(
+  print_line(
+    console,
     f"{_WORKDIR.value}/solution.py: {chosen.votes} of {chosen.accepted} solutions that pass the "
     f"examples agree on {sum(chosen.tests.values())} tests",
-    highlight=False,
-    soft_wrap=True,
   )
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.training.flags import define_config_flag
+from agentjax.training.progress import print_line
 
 _CONFIG = define_config_flag()
 _CHECKPOINT = flags.DEFINE_string(
@@ -47,7 +48,7 @@ def run(argv: list[str]) -> None:
     raise ConfigError("there is no policy: give --checkpoint=RUN or --config.pretrained=DIR.")
   output = pathlib.Path(_OUTPUT.value)
   for line in learn_adapter(load_policy_with_chat(path, experiment), packets, output):
-    Console().print(line, highlight=False, soft_wrap=True)
+    print_line(Console(), line)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from agentjax.command import main
 from agentjax.training.flags import define_config_flag
+from agentjax.training.progress import print_line
 
 _CONFIG = define_config_flag()
 _CHECKPOINT = flags.DEFINE_string(
@@ -52,11 +53,10 @@ def run(argv: list[str]) -> None:
     episodes=_EPISODES.value,
     demonstrations_by=_DEMONSTRATIONS_BY.value,
   )
-  Console().print(
+  print_line(
+    Console(),
     f"{_OUTPUT.value}: {manifest.episodes:,} episodes, {manifest.tokens:,} sampled tokens; "
     f"{timing.playing:.1f} s playing, {timing.scoring:.1f} s scoring",
-    highlight=False,
-    soft_wrap=True,
   )
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from agentjax.command import main
 from agentjax.recipes.math_shepherd.labels import LabelConfig, label_solutions
 from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
-from agentjax.training.progress import ProgressDisplay, report_to
+from agentjax.training.progress import ProgressDisplay, print_line, report_to
 
 _CONFIG = define_config_flag()
 _LABELS = define_settings_flag("labels", LabelConfig(), "How many completions, and what succeeds.")
@@ -50,11 +50,10 @@ def run(argv: list[str]) -> None:
       concurrency=_CONCURRENCY.value,
       report=report_to(display),
     )
-  console.print(
+  print_line(
+    console,
     f"{_OUTPUT.value}: {written.solutions} solutions, {written.kept} of them from before; "
     f"{written.right} of {written.steps} labelled steps are right",
-    highlight=False,
-    soft_wrap=True,
   )
 
 

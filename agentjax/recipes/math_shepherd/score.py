@@ -19,6 +19,7 @@ from agentjax.command import main
 from agentjax.recipes.math_shepherd.scores import score_solutions
 from agentjax.recipes.math_shepherd.steps import Aggregate
 from agentjax.training.flags import define_config_flag, require_paths
+from agentjax.training.progress import print_line
 
 _CONFIG = define_config_flag()
 _CHECKPOINT = flags.DEFINE_string(
@@ -43,11 +44,7 @@ def run(argv: list[str]) -> None:
     solutions=_SOLUTIONS.value,
     aggregate=cast(Aggregate, _AGGREGATE.value),
   )
-  Console().print(
-    f"{_OUTPUT.value}: scores of {solutions} solutions of {tasks} tasks",
-    highlight=False,
-    soft_wrap=True,
-  )
+  print_line(Console(), f"{_OUTPUT.value}: scores of {solutions} solutions of {tasks} tasks")
 
 
 if __name__ == "__main__":

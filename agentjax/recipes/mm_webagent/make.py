@@ -51,6 +51,7 @@ from agentjax.recipes.mm_webagent.studio import (
 )
 from agentjax.rewards.judges import question_key
 from agentjax.training.flags import define_settings_flag, require_paths
+from agentjax.training.progress import print_line
 from agentjax.trajectory.artifacts import ArtifactStore
 
 _STUDIO = define_settings_flag("studio", StudioConfig(), "How pages are made.")
@@ -93,8 +94,8 @@ def run(argv: list[str]) -> None:
   console = Console()
   for which in ("first", "best"):
     shown = ", ".join(f"{name} {value:.3f}" for name, value in means(results, which).items())
-    console.print(f"{which}: {shown}", highlight=False, soft_wrap=True)
-  console.print(f"{len(results)} pages: {path}", highlight=False, soft_wrap=True, markup=False)
+    print_line(console, f"{which}: {shown}")
+  print_line(console, f"{len(results)} pages: {path}")
 
 
 def _requests() -> dict[str, Brief]:

@@ -35,6 +35,7 @@ from agentjax.files import write_atomically
 from agentjax.recipes.pivotrl.turns import candidates, observed_tools, select_pivots
 from agentjax.tools.declared import DeclaredTool, read_tools
 from agentjax.training.flags import define_config_flag
+from agentjax.training.progress import print_line
 from agentjax.worlds.pivot.tasks import PivotRow, read_pivots, write_pivots
 
 _CONFIG = define_config_flag()
@@ -103,11 +104,10 @@ def run(argv: list[str]) -> None:
     verdict = staleness(
       mixed_shares(_IF_STALE.value), StalenessConfig(_LEAST_MIXED.value, _WINDOW.value)
     )
-    console.print(
+    print_line(
+      console,
       f"{_IF_STALE.value}: {100 * verdict.mixed:.0f}% of the groups of the last {verdict.steps} "
       f"steps are mixed; the profiles are {'stale' if verdict.stale else 'not stale'}",
-      highlight=False,
-      soft_wrap=True,
     )
     if not verdict.stale:
       return
@@ -138,14 +138,13 @@ def run(argv: list[str]) -> None:
   write_pivots(os.path.join(folder, "candidates.jsonl"), profiles.rows)
   write_pivots(os.path.join(folder, "pivots.jsonl"), pivots)
   write_atomically(os.path.join(folder, "report.json"), json.dumps(report, indent=2) + "\n")
-  console.print(
+  print_line(
+    console,
     f"{report['turns']} turns: {report['refused']} refused, {report['always_right']} always right, "
     f"{report['never_right']} never right, {mixed} mixed; {len(pivots)} pivots in {folder}",
-    highlight=False,
-    soft_wrap=True,
   )
   for reason, count in reasons[:5]:
-    console.print(f"  refused {count}: {reason}", highlight=False, soft_wrap=True)
+    print_line(console, f"  refused {count}: {reason}")
 
 
 def _rows() -> list[PivotRow]:

@@ -20,7 +20,7 @@ from agentjax.config import ConfigError
 from agentjax.recipes.rational_rewards.parrot import ParrotConfig, read_preferences
 from agentjax.recipes.rational_rewards.student import measure_judge
 from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
-from agentjax.training.progress import ProgressDisplay, report_to
+from agentjax.training.progress import ProgressDisplay, print_line, report_to
 
 _CONFIG = define_config_flag()
 _JUDGE = define_settings_flag("judge", JudgeModelConfig(), "Such as the student.")
@@ -50,10 +50,9 @@ def run(argv: list[str]) -> None:
       concurrency=_CONCURRENCY.value,
       report=report_to(display),
     )
-  console.print(
+  print_line(
+    console,
     f"{estimate} of {estimate.count} pairs in the right order; {too_long} too long for the judge",
-    highlight=False,
-    soft_wrap=True,
   )
 
 

@@ -23,7 +23,7 @@ from agentjax.config import ConfigError
 from agentjax.recipes.rational_rewards.parrot import ParrotConfig, read_preferences
 from agentjax.recipes.rational_rewards.student import write_student_data
 from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
-from agentjax.training.progress import ProgressDisplay, report_to
+from agentjax.training.progress import ProgressDisplay, print_line, report_to
 
 _CONFIG = define_config_flag()
 _TEACHER = define_settings_flag("teacher", JudgeModelConfig(), "Writes critiques.")
@@ -60,13 +60,12 @@ def run(argv: list[str]) -> None:
       report=report_to(display),
     )
   checked = written.pairs - written.given_up
-  console.print(
+  print_line(
+    console,
     f"{_OUTPUT.value}: {written.kept} of {checked} pairs kept ({written.by_words} by the words, "
     f"{written.by_grades} by the grades), {written.given_up} given up; "
     f"{written.resumed[0]} pairs with critiques and {written.resumed[1]} with checks from before; "
     f"{written.conversations} conversations for the student",
-    highlight=False,
-    soft_wrap=True,
   )
 
 

@@ -25,6 +25,7 @@ from agentjax.recipes.reward_harness.evolution import evolve_library
 from agentjax.recipes.reward_harness.library import HarnessConfig
 from agentjax.recipes.reward_harness.models import HarnessModels
 from agentjax.training.flags import define_settings_flag, require_paths
+from agentjax.training.progress import print_line
 
 _JUDGE = define_settings_flag("judge", HttpJudgeConfig(), "Compares answers; it is not trained.")
 _ANALYSER = define_settings_flag("analyser", HttpJudgeConfig(), "Proposes edits.")
@@ -53,12 +54,11 @@ def run(argv: list[str]) -> None:
       "analyser": endpoint_identity(analyser),
     },
   )
-  Console().print(
+  print_line(
+    Console(),
     f"{_OUTPUT.value}: {len(state.best.entries)} entries after {state.iteration} iterations; "
     f"validation accuracy {100 * state.best_accuracy:.1f}%, "
     f"{100 * state.history[0]['accuracy']:.1f}% without a library",
-    highlight=False,
-    soft_wrap=True,
   )
 
 

@@ -32,7 +32,7 @@ from agentjax.recipes.skillclaw.loop import Material, evolve
 from agentjax.recipes.skillclaw.night import SkillClawConfig
 from agentjax.recipes.skillclaw.play import ModelsConfig, Stage
 from agentjax.training.flags import define_config_flag, define_settings_flag, require_paths
-from agentjax.training.progress import ProgressDisplay, report_to
+from agentjax.training.progress import ProgressDisplay, print_line, report_to
 
 _CONFIG = define_config_flag()
 _MODELS = define_settings_flag("models", ModelsConfig(), "Who plays, writes and judges.")
@@ -89,7 +89,7 @@ def run(argv: list[str]) -> None:
     *(f"refused for {group}: {found.reasons[group]}" for group in found.refused),
   ]  # fmt: skip
   for line in lines:
-    console.print(line, highlight=False, soft_wrap=True, markup=False)
+    print_line(console, line)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from agentjax.config import ConfigError
 from agentjax.recipes.tessy.boundaries import load_predictor, write_boundary_data
 from agentjax.recipes.tessy.flow import read_spans, word_accuracy
 from agentjax.training.flags import define_config_flag
+from agentjax.training.progress import print_line
 
 _CONFIG = define_config_flag()
 _SPANS = flags.DEFINE_string("spans", None, "Labelled texts (.jsonl).", required=True)
@@ -44,24 +45,20 @@ def run(argv: list[str]) -> None:
   if _PREDICTOR.value:
     right, usual = word_accuracy(load_predictor(_PREDICTOR.value), texts, spans)
     said = f"{100 * right:.1f}% of the words are told right; {100 * usual:.1f}% are of the more "
-    return _say(console, f"{_PREDICTOR.value}: {said}frequent class")
+    return print_line(console, f"{_PREDICTOR.value}: {said}frequent class")
   made = write_boundary_data(_CONFIG.value, output, texts, spans)
-  _say(
+  print_line(
     console,
     f"{output}: {made.pieces} pieces of {made.texts} texts, {made.tokens} labelled tokens, "
     f"{100 * made.style:.0f}% style; {made.left_out} texts left out that the vocabulary does not "
     "spell",
   )
   steps = -(-_PASSES * made.pieces // _CONFIG.value.rl.tasks_per_step)
-  _say(
+  print_line(
     console,
     f"train on them with --config.data.path={output} "
     f"--config.rl.rollouts={output}/episodes --config.rl.steps={steps} (three passes)",
   )
-
-
-def _say(console: Console, text: str) -> None:
-  console.print(text, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

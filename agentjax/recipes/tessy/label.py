@@ -19,7 +19,7 @@ from rich.console import Console
 from agentjax.command import main
 from agentjax.recipes.tessy.labels import LabelConfig, label_texts, labeller_config, read_texts
 from agentjax.training.flags import define_config_flag, define_settings_flag
-from agentjax.training.progress import ProgressDisplay, report_to
+from agentjax.training.progress import ProgressDisplay, print_line, report_to
 
 _CONFIG = define_config_flag()
 _LABELLER = define_settings_flag("labeller", labeller_config(), "Lists what is style.")
@@ -43,11 +43,10 @@ def run(argv: list[str]) -> None:
       concurrency=_CONCURRENCY.value,
       report=report_to(display),
     )
-  console.print(
+  print_line(
+    console,
     f"{_OUTPUT.value}: {done.texts} texts labelled and {done.given_up} given up, {done.kept} of "
     "them from before",
-    highlight=False,
-    soft_wrap=True,
   )
 
 

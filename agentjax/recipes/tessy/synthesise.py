@@ -34,7 +34,7 @@ from agentjax.recipes.tessy.boundaries import open_predictor
 from agentjax.recipes.tessy.flow import TessyConfig
 from agentjax.recipes.tessy.traces import WriterConfig, synthesise_traces
 from agentjax.training.flags import define_config_flag, define_settings_flag
-from agentjax.training.progress import ProgressDisplay, report_to
+from agentjax.training.progress import ProgressDisplay, print_line, report_to
 
 _CONFIG = define_config_flag()
 _STUDENT = define_settings_flag("student", WriterConfig(), "Writes style.")
@@ -65,7 +65,7 @@ def run(argv: list[str]) -> None:
     raise ConfigError("--teacher_spans needs --teacher_predictor=FILE to write to.")
   if not _PREDICTOR.value:
     raise ConfigError("--predictor=FILE is needed; --spans=FILE trains one and writes it there.")
-  say = functools.partial(_say, console)
+  say = functools.partial(print_line, console)
   student = open_predictor(_PREDICTOR.value, _SPANS.value, say)
   teacher = student
   if _TEACHER_PREDICTOR.value:
@@ -87,10 +87,6 @@ def run(argv: list[str]) -> None:
     f"{_OUTPUT.value}: {written.traces} traces and {written.given_up} tasks given up, "
     f"{written.kept} of them from before; the teacher wrote {100 * written.teacher_share:.0f}%",
   )
-
-
-def _say(console: Console, text: str) -> None:
-  console.print(text, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":
