@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agentjax.config import AtLeastTwo, ConfigError, check
+from agentjax.config import ConfigError, check
 from agentjax.data.errors import DataError
 from agentjax.data.splits import TaskSplits
 from agentjax.files import CheckpointError, write_atomically
@@ -293,7 +293,7 @@ class HiddenPredictor:
   """
 
   def __init__(
-    self, weights: Weights, model: ModelConfig, tokenizer: Tokenizer, max_tokens: AtLeastTwo = 1024
+    self, weights: Weights, model: ModelConfig, tokenizer: Tokenizer, max_tokens: int = 1024
   ):
     self._weights, self._tokenizer, self._most = weights, tokenizer, max_tokens
     self._bytes = tokenizer.token_bytes()
@@ -312,14 +312,14 @@ class HiddenPredictor:
 
     A chunk that the vocabulary does not spell byte for byte is one piece of style.
     """
+    if not chunk:
+      return []
     text = context + chunk
     ids = self._tokenizer.encode(text)
     try:
       starts = starts_of(ids, text, self._bytes) - len(context)
     except ValueError:
-      return [(0, True)] if chunk else []
-    if not chunk:
-      return []
+      return [(0, True)]
     ids, starts = ids[-self._most :], starts[-self._most :]
     size = max(16, 1 << (len(ids) - 1).bit_length())
     padded = np.zeros(size, np.int32)

@@ -103,8 +103,8 @@ async def label(text: Text, labeller: Judge, config: LabelConfig) -> list[tuple[
   Raises:
     UnreadableError: a chunk has no reply that can be read.
   """
-  spans = [m.span() for m in re.finditer(re.escape(config.end_of_thoughts), text.text)]
-  spans = [] if not config.end_of_thoughts else spans
+  end = config.end_of_thoughts
+  spans = [m.span() for m in re.finditer(re.escape(end), text.text)] if end else []
   for start, chunk in chunks_of(text.text, config.chunk_words):
     key = question_key(config.seed, text.id, start)
     messages = label_messages(chunk, key=key)
