@@ -1,6 +1,6 @@
 r"""Correctness and speed of the GPU kernels and of a small model on this machine's GPU.
 
-  benchmarks/gpu_suite.sh [--tiny] [--repeats=20]
+  benchmarks/gpu_suite.sh [--tiny] [--repeats=20] [--parts=checks ...]
 
 Every kernel of ``pallas_kernels`` is run in each implementation for GPUs and in XLA's, and compared
 with the token loop in float64 on the CPU: values and every gradient, over packed sequences, as the
@@ -13,8 +13,9 @@ over pages has no gradient; its cases are in ``paged_attention.py`` and ``packet
 Then whole GRPO steps with random weights, on Qwen3-0.6B and on a Nemotron-H-like model of 1B:
 prompts taken in, tokens sampled, weights published, the update. Of sampling, the bytes are the
 weights, states, keys and values that its steps must read; of the update, FLOPs are 6 a parameter
-and token. Qwen3 samples again with keys, values and weights in int8; ``mismatch`` is the largest
-difference between the log-probs of sampler and trainer.
+and token. Each runs with XLA alone and with the kernels for GPUs, and Qwen3 again with keys, values
+and weights in int8; ``mismatch`` is the largest difference between the log-probs of sampler and
+trainer.
 
 ``--tiny`` is for a CPU: small sizes, the Pallas kernels interpreted, times without meaning.
 """
@@ -47,9 +48,12 @@ from grpo_step import GrpoSteps, StepSizes, StepTimes
 
 import pallas_kernels
 from agentjax import models
+from agentjax.models.attend import attend
 
 _TINY = flags.DEFINE_bool("tiny", False, "Small sizes on a CPU; the Pallas kernels interpreted.")
 _REPEATS = flags.DEFINE_integer("repeats", 20, "Timed calls of each function.", lower_bound=1)
+PARTS = ("checks", "kernels", "model", "steps")
+_PARTS = flags.DEFINE_multi_enum("parts", PARTS, PARTS, "What to run; the flag may be repeated.")
 
 Array = jax.Array
 Arguments = dict[str, np.ndarray]
@@ -117,7 +121,7 @@ HEADER = (
 
 
 class Report:
-  """Rows, printed as they come: a run that is cut off has said what it found."""
+  """Rows, printed and written as they come: a run that is cut off has said what it found."""
 
   def __init__(self) -> None:
     self.rows: list[Row] = []
@@ -126,9 +130,10 @@ class Report:
   def add(self, row: Row) -> None:
     self.rows.append(row)
     print(row.markdown(), flush=True)
+    if "OUT" in os.environ:
+      self._write(pathlib.Path(os.environ["OUT"]) / "gpu_suite.json")
 
-  def write(self, folder: str) -> None:
-    path = pathlib.Path(folder) / "gpu_suite.json"
+  def _write(self, path: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     head = {
       "device": jax.devices()[0].device_kind,
@@ -605,6 +610,38 @@ CHECKED_MODEL = models.ModelConfig(
 )
 
 
+def check_attention(report: Report, tiny: bool) -> None:
+  """Attention of training in bfloat16, values and gradients, against the CPU in float32."""
+  cpu, here = jax.devices("cpu")[0], jax.devices()[0]
+  batch, length, heads, kv_heads, width = sizes = (1, 64, 2, 1, 16) if tiny else (2, 512, 8, 2, 128)
+  rng = np.random.default_rng(0)
+  wide = [
+    rng.normal(size=(batch, length, number, width)).astype(jnp.bfloat16).astype(np.float32)
+    for number in (heads, kv_heads, kv_heads, heads)
+  ]
+  segments = packed_ids(batch, length)
+
+  def run(kernels: str, dtype: str, device: jax.Device) -> Any:
+    def attended(*values: Array) -> Array:
+      return attend(*values, segment_ids=segments, scale=width**-0.5, block=64, kernels=kernels) * (
+        segments > 0
+      )[..., None, None].astype(dtype)
+
+    *values, weights = (jax.device_put(v.astype(dtype), device) for v in wide)
+    out, pull = jax.vjp(jax.jit(attended), *values)
+    return jax.device_get((out, pull(weights)))
+
+  with jax.default_device(cpu):
+    expected = run("xla", "float32", cpu)
+  for name in ("xla", "pallas_gpu"):
+    row = Row("attention", str(sizes), "bfloat16", "check", name)
+    with recorded(row):
+      row.error = largest_error(run(name, "bfloat16", here), expected)
+      row.ok = row.error < 2 * TOLERANCES["bfloat16"]  # weights are rounded too
+      row.note = f"allowed {2 * TOLERANCES['bfloat16']:.0e}; against the CPU"
+    report.add(row)
+
+
 def draw_rows(config: models.ModelConfig, batch: int, length: int) -> tuple[np.ndarray, ...]:
   """Token ids, segment ids and positions of rows that hold two sequences each."""
   ids = np.random.default_rng(0).integers(0, config.vocab_size, (batch, length), dtype=np.int32)
@@ -719,15 +756,17 @@ def step_cases(tiny: bool) -> Iterator[tuple[str, models.ModelConfig, StepSizes]
       chunk_size=128,
       **fast,
     )
-  yield "GRPO, Qwen3", qwen3, sizes
-  yield "GRPO, Qwen3", qwen3, dataclasses.replace(sizes, narrow="int8")
-  yield "GRPO, Nemotron-H", nemotron_h, sizes
+  for kernels in ("xla", "pallas_gpu"):
+    yield "GRPO, Qwen3", dataclasses.replace(qwen3, kernels=kernels), sizes
+    yield "GRPO, Nemotron-H", dataclasses.replace(nemotron_h, kernels=kernels), sizes
+  narrow = dataclasses.replace(sizes, narrow="int8")
+  yield "GRPO, Qwen3", dataclasses.replace(qwen3, kernels="pallas_gpu"), narrow
 
 
 def time_steps(report: Report, tiny: bool, rates: Rates) -> None:
   """Whole steps of reinforcement learning, part by part."""
   for name, config, sizes in step_cases(tiny):
-    row = Row(name, _step_sizes(config, sizes), config.compute_dtype, "step", "agentjax")
+    row = Row(name, _step_sizes(config, sizes), config.compute_dtype, "step", config.kernels or "")
     with recorded(row):
       steps = GrpoSteps(config, sizes)
       try:
@@ -801,27 +840,30 @@ def main(argv: list[str]) -> None:
   if device.platform != "gpu" and not tiny:
     raise app.UsageError(f"jax sees no GPU but {device.device_kind}; --tiny runs on a CPU.")
   print(f"jax {jax.__version__} on {device.device_kind}\n\n{HEADER}", flush=True)
-  report, known = Report(), kernels(tiny)
+  report, known, parts = Report(), kernels(tiny), _PARTS.value
   rates = measure_rates(report, tiny)
   found = dict(folders())
   pages = {name: found.pop(name) for name in PAGED}
-  for name in sorted(set(known) | set(found)):
-    if name not in found or name not in known:
-      missing = "not in pallas_kernels" if name not in found else "this suite has no case for it"
-      report.add(Row(name, "", "", "check", "", ok=False, note=missing))
-      continue
-    check_kernel(report, name, found[name], known[name])
-  for name, module in pages.items():
-    check_pages(report, name, module, tiny)
-  check_model(report)
-  for name, module in pages.items():
-    time_pages(report, name, module, tiny, rates)
-  for name in sorted(set(known) & set(found)):
-    time_kernel(report, name, found[name], known[name], rates)
-  time_model(report, tiny, rates)
-  time_steps(report, tiny, rates)
-  if os.environ.get("OUT"):
-    report.write(os.environ["OUT"])
+  if "checks" in parts:
+    for name in sorted(set(known) | set(found)):
+      if name not in found or name not in known:
+        missing = "not in pallas_kernels" if name not in found else "this suite has no case for it"
+        report.add(Row(name, "", "", "check", "", ok=False, note=missing))
+        continue
+      check_kernel(report, name, found[name], known[name])
+    for name, module in pages.items():
+      check_pages(report, name, module, tiny)
+    check_attention(report, tiny)
+    check_model(report)
+  if "kernels" in parts:
+    for name, module in pages.items():
+      time_pages(report, name, module, tiny, rates)
+    for name in sorted(set(known) & set(found)):
+      time_kernel(report, name, found[name], known[name], rates)
+  if "model" in parts:
+    time_model(report, tiny, rates)
+  if "steps" in parts:
+    time_steps(report, tiny, rates)
   wrong = [row for row in report.rows if not row.ok]
   print(f"\n{len(report.rows)} rows, {len(wrong)} wrong", flush=True)
   if wrong:
