@@ -88,7 +88,8 @@ def run(argv: list[str]) -> None:
   devices = describe_devices(topology)
   console = Console(width=110)
   engine = experiment.engine
-  lanes = engine.lanes * len({device.process_index for device in devices})
+  hosts = len({device.process_index for device in devices})
+  lanes = engine.lanes * hosts // engine.processes
   shape = ", ".join(f"{axis}={n}" for axis, n in engine.mesh.to_dict().items() if n > 1)
   console.print(
     f"{experiment.name} on {topology}: {len(devices)} devices, {lanes} lanes of "

@@ -47,6 +47,9 @@ class EngineConfig(Config):
       experts over ``expert``, slots over ``data`` and ``expert``. What does not divide is whole on
       every device, but experts and their hidden units are filled up with zeros. All lanes together
       take ``lanes`` times as many devices. ``fsdp`` and ``context`` stay 1.
+    processes: whose devices make up a lane, for models that fit on no host: the devices of this
+      many processes, one after the other, sample together, and ``mesh`` takes as many of each.
+      The first of them plays the episodes of all; the others repeat what its lanes do.
     max_length: tokens a context can hold, prompt included; it may be the model's limit.
     cache_tokens: tokens whose keys and values the devices can hold, over all lanes. Slots, forks,
       prefixes and parked contexts share this room and take pages of ``block_tokens`` from it as
@@ -113,6 +116,7 @@ class EngineConfig(Config):
   slots: PositiveInt = 64
   lanes: PositiveInt = 1
   mesh: MeshConfig = dataclasses.field(default_factory=lambda: MeshConfig(fsdp=1))
+  processes: PositiveInt = 1
   max_length: PositiveInt = 512
   cache_tokens: NonNegativeInt = 0
   chunk_tokens: PositiveInt = 16
@@ -153,6 +157,12 @@ class EngineConfig(Config):
       "slots",
       f"a multiple of lanes * mesh.data * mesh.expert = {self.lanes * ways}",
     )
+    require(
+      self.mesh.size % self.processes == 0,
+      "processes",
+      f"a divisor of the devices of a lane ({path}.mesh), {self.mesh.size}",
+    )
+    require(self.processes == 1 or not self.pieces, "pieces", f"False with {path}.processes > 1")
     least = self.block_tokens * self.lanes * ways
     require(
       self.cache_tokens == 0 or self.cache_tokens >= least,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,6 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from agentjax.engine.config import EngineConfig
-from agentjax.engine.home import Home
 from agentjax.text.chat import Chat
 from agentjax.text.json_language import json_language
 from agentjax.text.language import (
@@ -210,11 +209,10 @@ class GrammarTable:
     config: capacities; ``grammar_states`` above 0.
     slots: of the lane.
     vocab_size: of the model.
-    home: where the table lives.
   """
 
-  def __init__(self, config: EngineConfig, slots: int, vocab_size: int, home: Home) -> None:
-    self._slots, self._home = slots, home
+  def __init__(self, config: EngineConfig, slots: int, vocab_size: int) -> None:
+    self._slots = slots
     self._next_state = np.full((config.grammar_states, config.grammar_classes), -1, np.int16)
     self._class_of_token = np.zeros((config.grammars, vocab_size), np.int16)
     self._placed: dict[Grammar, tuple[int, int]] = {}  # row of classes, first row of states
@@ -222,7 +220,9 @@ class GrammarTable:
     self._tick = 0
     self._on_device: tuple[Array, Array] | None = None
 
-  def masks(self, wanted: Mapping[int, tuple[Grammar, int]]) -> tuple[Masks, list[int]]:
+  def masks(
+    self, wanted: Mapping[int, tuple[Grammar, int]], put: Callable[[Any], Any]
+  ) -> tuple[Masks, list[int]]:
     """The masks of a dispatch, and the slots that wait because their grammar has no room.
 
     Grammars that are not wanted make room, the longest unused one first. If the wanted ones do not
@@ -230,6 +230,7 @@ class GrammarTable:
 
     Args:
       wanted: grammar and state in it, by slot.
+      put: puts arrays on the devices of the lane.
     """
     self._tick += 1
     grammars = {grammar for grammar, _ in wanted.values()}
@@ -248,7 +249,7 @@ class GrammarTable:
     if self._on_device is None:
       # Copies: an array on a CPU device may share the memory it was made from.
       tables = (self._next_state.copy(), self._class_of_token.copy())
-      self._on_device = self._home.put(tables)
+      self._on_device = put(tables)
     waiting = [slot for slot, (grammar, _) in wanted.items() if grammar not in served]
     next_state, class_of_token = self._on_device
     return Masks(next_state, class_of_token, row, state, first), waiting

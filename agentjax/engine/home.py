@@ -1,8 +1,13 @@
-"""Devices of lanes: one each, or a mesh of them that shares the model and its slots."""
+"""Devices of lanes: one each, or a mesh of them that shares the model and its slots.
+
+A mesh may lie in several processes, each of which has as many of its devices. The first of them
+then decides what its lanes do, and the others repeat it (``engine.mirror``).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +16,7 @@ import numpy as np
 
 from agentjax.config import check
 from agentjax.engine.config import EngineConfig
-from agentjax.sharding import MESH_AXES, make_mesh
+from agentjax.sharding import MESH_AXES, in_order, make_mesh, upload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,18 +24,40 @@ class Home:
   """Devices of a lane.
 
   Attributes:
-    devices: of this process, in the order of the mesh.
+    devices: in the order of the mesh.
     mesh: over them; None for one device.
   """
 
   devices: tuple[jax.Device, ...]
   mesh: jax.sharding.Mesh | None = None
 
+  @property
+  def processes(self) -> tuple[int, ...]:
+    """Whose devices these are."""
+    return processes_of(self.devices)
+
+  @property
+  def local_devices(self) -> tuple[jax.Device, ...]:
+    """Those of this process."""
+    return tuple(d for d in self.devices if d.process_index == jax.process_index())
+
   def put(self, tree: Any, spec: Any = None) -> Any:
     """Puts arrays on the devices: split by a tree of specs; None: whole on each."""
     if self.mesh is None or spec is None:
-      return jax.device_put(tree, self.sharding(jax.P()))
-    return jax.device_put(tree, jax.tree.map(self.sharding, spec, is_leaf=_is_spec))
+      targets: Any = self.sharding(jax.P())
+    else:
+      targets = jax.tree.map(self.sharding, spec, is_leaf=_is_spec)
+    if len(self.processes) == 1:
+      return jax.device_put(tree, targets)
+    if spec is None:
+      targets = jax.tree.map(lambda _: targets, tree)
+    return jax.tree.map(self._put, tree, targets)
+
+  def _put(self, value: Any, target: jax.sharding.Sharding) -> jax.Array:
+    """One array on devices of several processes, all of which call this."""
+    if isinstance(value, jax.Array) and value.sharding.device_set != target.device_set:
+      (value,) = jax.device_get(readable([value]))  # devices of processes send each other nothing
+    return upload(value, target)
 
   def on(self, devices: Sequence[jax.Device]) -> Home:
     """A home like this one on other devices, as many."""
@@ -49,18 +76,48 @@ class Home:
     return jax.sharding.NamedSharding(self.mesh, spec)
 
 
+def processes_of(devices: Sequence[jax.Device]) -> tuple[int, ...]:
+  """Whose devices these are."""
+  return tuple(sorted({device.process_index for device in devices}))
+
+
+def readable(arrays: Sequence[Any]) -> list[Any]:
+  """Arrays of one mesh that this process can read; those spread over processes are made whole."""
+
+  def split(v: Any) -> bool:
+    return isinstance(v, jax.Array) and not (v.is_fully_addressable or v.is_fully_replicated)
+
+  far = [v for v in arrays if split(v)]
+  if not far:
+    return list(arrays)
+  made = iter(in_order(_make_whole(jax.sharding.NamedSharding(far[0].sharding.mesh, jax.P()))(far)))
+  return [next(made) if split(v) else v for v in arrays]
+
+
+@functools.cache
+def _make_whole(target: jax.sharding.NamedSharding) -> Any:
+  return jax.jit(lambda values: values, out_shardings=target)
+
+
 def make_homes(config: EngineConfig, devices: Sequence[jax.Device] | None) -> list[Home]:
   """One home for every lane; lanes of one device each may share the device.
 
   Args:
     config: validated.
-    devices: of this process; None is all of them.
+    devices: of this process, and of those that share its lanes; None is all of this process.
 
   Raises:
     ConfigError: there are too few devices.
   """
   places = list(devices or jax.local_devices())
   size = config.mesh.size
+  together = len(processes_of(places))
+  check(
+    together == config.processes,
+    "engine.processes",
+    config.processes,
+    f"{together}, the number of processes whose devices sample together here",
+  )
   if size == 1:
     return [Home((places[i % len(places)],)) for i in range(config.lanes)]
   check(
@@ -70,9 +127,16 @@ def make_homes(config: EngineConfig, devices: Sequence[jax.Device] | None) -> li
     f"lanes of so few devices that engine.lanes={config.lanes} of them fit on the {len(places)} "
     "that sample",
   )
+  part, by_process = (
+    size // together,
+    [
+      [device for device in places if device.process_index == process]
+      for process in processes_of(places)
+    ],
+  )
   homes = []
   for i in range(config.lanes):
-    own = places[i * size : (i + 1) * size]
+    own = [d for found in by_process for d in found[i * part : (i + 1) * part]]
     mesh = make_mesh(config.mesh, own)
     homes.append(Home(tuple(mesh.devices.flat), mesh))
   return homes

@@ -490,7 +490,7 @@ class Lane:
   def dispatch(self, cycle: Cycle) -> Running:
     """Starts a cycle; in the lane's thread."""
     slots, traces = self.slots, self.slots.programs.traces_here
-    slots.first_dispatch = None
+    slots.device.first_dispatch = None
     slots.use(cycle.weights)
     slots.copy_out(cycle.wanted)
     read = [(item, slots.leave(item.slot)) for item in cycle.evictions]
@@ -508,7 +508,7 @@ class Lane:
     if cycle.plan is not None:  # of some calls the grammar found no room
       for slot, row in cycle.decoding.items():
         cycle.decoding[slot] = dataclasses.replace(row, budget=int(cycle.plan.budget[slot]))
-    start = slots.first_dispatch or time.perf_counter()
+    start = slots.device.first_dispatch or time.perf_counter()
     slots.store.relieve_device()
     if slots.warm and slots.programs.traces_here != traces:
       raise EngineError(f"a program was compiled in the loop: {dict(slots.programs.traces)}.")

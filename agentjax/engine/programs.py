@@ -17,7 +17,7 @@ import numpy as np
 from agentjax import models
 from agentjax.engine.config import EngineConfig
 from agentjax.engine.decoding import Decoding, DeviceState, compact_experts, feed_heads
-from agentjax.engine.home import Home
+from agentjax.engine.home import Home, processes_of
 from agentjax.engine.request import Chunk, DecodePlan
 from agentjax.engine.speculation import written
 from agentjax.models import ModelConfig
@@ -150,7 +150,10 @@ class Programs:
     self._specs = [jax.P()] * len(shapes)
     self.params_spec: Any = None
     whole: Any = None
+    read: Any = None  # by the host; where that is several, each has it whole
     if mesh is not None:
+      if len(processes_of(tuple(mesh.devices.flat))) > 1:
+        read = jax.sharding.NamedSharding(mesh, jax.P())
       whole = self._shardings(mesh)
       self._specs = [sharding.spec for sharding in jax.tree.leaves(whole)]
       self.params_spec = self.placed_spec()
@@ -161,7 +164,7 @@ class Programs:
     self.initial = self._jit("initial", self._initial, out=whole)
     self.prepare = self._jit("prepare", self._prepare, own=False)
     self.prepare_adapters = self._jit("prepare_adapters", self._prepare, own=False)
-    self.decode = self._jit("decode", self._decode, out=(whole, None), donate=True)
+    self.decode = self._jit("decode", self._decode, out=(whole, read), donate=True)
     self._group_of = [
       None if layers is None else self._group(v.dtype, spec)
       for v, layers, spec in zip(shapes, self._paged, self._specs, strict=True)
@@ -177,7 +180,7 @@ class Programs:
     for layers in self.layers:
       self._add_moves(layers, each, whole)
     self.extend = {
-      tokens: self._jit(f"extend_{rows}x{tokens}", self._extend, out=(whole, None), donate=True)
+      tokens: self._jit(f"extend_{rows}x{tokens}", self._extend, out=(whole, read), donate=True)
       for tokens, rows in self.extend_rows.items()
     }
 
@@ -708,7 +711,7 @@ class _OnMesh:
     self._function, self.__name__, self._mesh = function, name, mesh
 
   def __call__(self, *args: Any) -> Any:
-    with dispatching(), jax.set_mesh(self._mesh):
+    with dispatching(of_lane=True), jax.set_mesh(self._mesh):
       return in_order(self._function(*args))
 
   def trace(self, *args: Any) -> Any:

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agentjax.engine.home import Home, lanes_mesh
+from agentjax.engine.home import Home, lanes_mesh, processes_of
 from agentjax.engine.programs import Programs
 from agentjax.models import DecodeParams, Params
 from agentjax.models.lora import Shared, join_adapters, split_adapters
 from agentjax.sharding import dispatching, fingerprint, in_order
 
-# Most bytes of a device's part of the model that one program lays out anew; ours.
-_AT_ONCE = 2**28
+# Most bytes of a lane's device that one program lays out anew, on all lanes; ours.
+_AT_ONCE = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,18 +146,15 @@ class Publisher:
   ) -> dict[Home, list[jax.Array]]:
     training = leaves[0].sharding.device_set
     if len(training) == 1:
-      return {
-        home: jax.device_put(list(leaves), [home.sharding(spec) for spec in specs])
-        for home in self._homes
-      }
+      return {home: home.put(list(leaves), list(specs)) for home in self._homes}
     route = find_route(self._homes, [d for d in jax.devices() if d in training])
     targets = [jax.sharding.NamedSharding(route.mesh, spec) for spec in specs]
     copies: dict[Home, list[jax.Array]] = {home: [] for home in self._homes}
-    for part in portions(leaves, route.width):
+    for part in portions(leaves, route.size):
       moved = in_order(_reshard(leaves[part], targets[part]))
       laid = [_part(moved, block, specs[part]) for block in route.blocks]
       for i, (home, copy) in enumerate(copies.items()):
-        copy += jax.device_put(laid[i % len(laid)], [home.sharding(s) for s in specs[part]])
+        copy += _carry(laid[i % len(laid)], [home.sharding(s) for s in specs[part]])
       if not route.direct:  # the next part needs the room
         jax.block_until_ready(list(copies.values()))
     return copies
@@ -182,15 +179,18 @@ class Route(NamedTuple):
 
   Attributes:
     mesh: all devices that train, block by block.
-    blocks: of this process.
+    blocks: of this process, and of those that share its lanes.
     direct: whether its blocks are its lanes.
-    width: devices among which what moves at once is divided.
   """
 
   mesh: jax.sharding.Mesh
   blocks: Sequence[Home]
   direct: bool
-  width: int
+
+  @property
+  def size(self) -> int:
+    """Devices of a block: as many lanes as there are, each gets all that moves at once."""
+    return len(self.blocks[0].devices)
 
 
 def find_route(homes: Sequence[Home], training: Sequence[jax.Device]) -> Route:
@@ -199,23 +199,64 @@ def find_route(homes: Sequence[Home], training: Sequence[jax.Device]) -> Route:
   Args:
     homes: of this process; other processes have the like.
     training: of all processes, in the order of ``jax.devices()``.
+
+  Raises:
+    PublishError: lanes span processes, and these train on other devices that do not make whole
+      lanes, with as many of them in each process.
   """
-  own = [device for home in homes for device in home.devices]
-  by_process: dict[int, list[jax.Device]] = {}
+  own, together = [device for home in homes for device in home.devices], len(homes[0].processes)
+  by_group: dict[int, list[jax.Device]] = {}
   for device in training:
-    by_process.setdefault(device.process_index, []).append(device)
-  here = by_process.get(own[0].process_index, [])
-  parts = [part for _, part in sorted(by_process.items())]
+    by_group.setdefault(device.process_index // together, []).append(device)
+  here = by_group.get(own[0].process_index // together, [])
+  parts = [part for _, part in sorted(by_group.items())]
   if set(here) == set(own) and len({len(part) for part in parts}) == 1:
     places = {device: i for i, device in enumerate(here)}
     order = [places[device] for device in own]
     mesh = lanes_mesh(homes[0], [part[i] for part in parts for i in order])
-    return Route(mesh, homes, True, mesh.size)
+    return Route(mesh, homes, True)
   like, size = homes[0], len(homes[0].devices)
-  if any(len(part) % size for part in parts):  # then each device has arrays whole, for a while
+  if together > 1:
+    parts = [_as_lanes(part, homes[0]) for part in parts]
+    here = _as_lanes(here, homes[0])
+  elif any(len(part) % size for part in parts):  # then each device has arrays whole, for a while
     like, size = Home((here[0],)), 1
   blocks = [like.on(here[i : i + size]) for i in range(0, len(here), size)]
-  return Route(lanes_mesh(like, [d for part in parts for d in part]), blocks, False, size)
+  return Route(lanes_mesh(like, [d for part in parts for d in part]), blocks, False)
+
+
+def _as_lanes(devices: Sequence[jax.Device], home: Home) -> list[jax.Device]:
+  """Devices of several processes, in blocks in which each has the places that it has in a lane."""
+  of_lane = [home.processes.index(device.process_index) for device in home.devices]
+  processes = processes_of(devices)
+  queues = [[d for d in devices if d.process_index == process] for process in processes]
+  each = len(of_lane) // len(home.processes)
+  lengths = {len(queue) for queue in queues}
+  if len(queues) != len(home.processes) or len(lengths) > 1 or lengths.pop() % each:
+    raise PublishError(
+      f"lanes of {len(home.processes)} processes take {each} devices of each, and the devices that "
+      f"train are {[len(queue) for queue in queues]} in the processes {list(processes)}; allowed: "
+      "config.devices.training in whole lanes, or engine.processes=1."
+    )
+  blocks = len(devices) // len(of_lane)
+  return [queues[process].pop(0) for _ in range(blocks) for process in of_lane]
+
+
+def _carry(
+  values: Sequence[jax.Array], targets: Sequence[jax.sharding.Sharding]
+) -> list[jax.Array]:
+  """Arrays on the devices of other meshes of the same shape; every shard stays in its process."""
+  if all(v.is_fully_addressable for v in values):
+    return jax.device_put(list(values), list(targets))
+  carried: list[jax.Array] = []
+  for value, target in zip(values, targets, strict=True):
+    source = value.sharding
+    assert isinstance(source, jax.sharding.NamedSharding)
+    assert isinstance(target, jax.sharding.NamedSharding)
+    place = dict(zip(source.mesh.devices.flat, target.mesh.devices.flat, strict=True))
+    shards = [jax.device_put(s.data, place[s.device]) for s in value.addressable_shards]
+    carried.append(jax.make_array_from_single_device_arrays(value.shape, target, shards))
+  return carried
 
 
 def portions(arrays: Sequence[Any], devices: int) -> list[slice]:
@@ -290,6 +331,6 @@ def _part(moved: Sequence[jax.Array], home: Home, specs: Sequence[jax.P]) -> lis
   part: list[jax.Array] = []
   for value, spec in zip(moved, specs, strict=True):
     found = {shard.device: shard.data for shard in value.addressable_shards}
-    shards = [found[device] for device in home.devices]
+    shards = [found[device] for device in home.devices if device in found]
     part.append(jax.make_array_from_single_device_arrays(value.shape, home.sharding(spec), shards))
   return part

@@ -21,6 +21,7 @@ from agentjax.engine.config import EngineConfig
 from agentjax.engine.context_state import ContextState
 from agentjax.engine.home import Home, make_homes
 from agentjax.engine.lane import Cycle, Job, Lane, Read, Results, Running
+from agentjax.engine.mirror import make_mirror
 from agentjax.engine.prefix_cache import ImageKeys, PrefixCache
 from agentjax.engine.publish import Publisher, Weights
 from agentjax.engine.request import (
@@ -114,6 +115,8 @@ class Scheduler:
     )
     self.stats = EngineStats()
     self.store = make_store(config)
+    homes = make_homes(config, devices)
+    self._mirror = make_mirror(homes)
     slots = [
       SlotEngine(
         model_config,
@@ -122,9 +125,14 @@ class Scheduler:
         vocab_limit=vocab_limit,
         store=self.store,
         by_policy=policies > 1,
+        mirror=self._mirror,
+        number=number,
       )
-      for home in make_homes(config, devices)
+      for number, home in enumerate(homes)
     ]
+    if self._mirror is not None:
+      self.store.fetch = slots[0].device.fetch
+      self._mirror.begin([engine.device for engine in slots])
     self.known = tuple(
       PrefixCache(
         config.extend_buckets[-1],
@@ -143,6 +151,11 @@ class Scheduler:
     self._queue: list[tuple[tuple[int, ...], int, Job]] = []
     self._submitted = 0
     self._error: Exception | None = None
+
+  @property
+  def _follows(self) -> bool:
+    """Whether another process decides what the lanes do."""
+    return self._mirror is not None and not self._mirror.leads
 
   @property
   def max_tokens(self) -> int:
@@ -187,7 +200,9 @@ class Scheduler:
     self.stats.publications += 1
     self.stats.published_bytes += self._publisher.nbytes
     self.stats.publish_seconds += self._publisher.seconds
-    if not self._weights:  # nothing runs
+    if self._mirror is not None:
+      self._mirror.published([weights[lane.slots.home] for lane in self.lanes])
+    if not self._weights and not self._follows:  # nothing runs
       for lane in self.lanes:
         lane.slots.use(weights[lane.slots.home])
         if self.config.warmup and not lane.slots.warm:
@@ -200,7 +215,7 @@ class Scheduler:
       await asyncio.wait(tasks)
     self._publisher.release()
     self._weights.clear()  # in place: nothing else may keep them
-    for lane in self.lanes:
+    for lane in self.lanes if not self._follows else ():
       lane.slots.use(None)
 
   def close(self) -> None:
@@ -215,6 +230,8 @@ class Scheduler:
         lane.slots.release(slot)
       for pool in lane.slots.pools:
         pool.wanted.clear()
+    if self._mirror is not None:
+      self._mirror.close()
     for known in self.known:
       known.clear(-1)
 
@@ -227,6 +244,11 @@ class Scheduler:
     """
     if self._error is not None:
       raise EngineError(f"the engine stopped: {self._error}") from self._error
+    if self._follows:
+      raise EngineError(
+        f"the lanes of this process are led by process {self.lanes[0].slots.home.processes[0]} "
+        "(engine.processes), which plays the episodes; sample there."
+      )
     if self.version(context.policy) < 0:
       raise EngineError("no weights yet: call publish(params, version) first.")
     limit = self.config.max_waiting

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,8 +10,10 @@ import numpy as np
 
 from agentjax.config import check
 from agentjax.engine.config import EngineConfig
+from agentjax.engine.device import LaneDevice
 from agentjax.engine.grammar import GrammarTable
 from agentjax.engine.home import Home, make_homes
+from agentjax.engine.mirror import Mirror, SharedDevice
 from agentjax.engine.pages import Pages
 from agentjax.engine.programs import programs_of_lane
 from agentjax.engine.publish import Publisher, Weights
@@ -79,15 +80,15 @@ class SlotEngine:
     vocab_limit: ids from here on are never drawn; None allows all of the model's vocabulary.
     store: counts what is read; shared by the lanes of an engine.
     by_policy: several policies have adapters of their own over one base.
+    mirror, number: for a lane in several processes, see ``SharedDevice``.
 
   Attributes:
     policies: int [slots], whose adapters each slot runs with.
     lengths: int [slots], tokens each slot holds, without those of a dispatch that was not read yet.
     tables: the pages of each slot, by layers (``Programs.layers``).
     pools: the pages of each table and way.
+    device: its arrays and programs.
     warm: every program is compiled; one more compilation is a fault.
-    dispatches: programs run so far, by name.
-    first_dispatch: ``time.perf_counter`` of the first of them since it was last None.
   """
 
   def __init__(
@@ -99,6 +100,8 @@ class SlotEngine:
     vocab_limit: int | None = None,
     store: Store | None = None,
     by_policy: bool = False,
+    mirror: Mirror | None = None,
+    number: int = 0,
   ) -> None:
     self._check(model_config, config)
     # Frozen copies: compiled programs are shared by these values.
@@ -127,26 +130,19 @@ class SlotEngine:
     self._layouts: list[Layout | None] = [None] * self.slots
     for slot in range(self.slots):
       self._lay_out(slot, None)
-    self.dispatches = dict.fromkeys(self.executables(), 0)
-    self.first_dispatch: float | None = None
+    self.device = (
+      LaneDevice(self.programs, self.home)
+      if mirror is None
+      else SharedDevice(self.programs, self.home, mirror, number)
+    )
     self._grammars: GrammarTable | None = None
     if config.grammar_states:
-      vocab = model_config.vocab_size
-      self._grammars = GrammarTable(self.config, self.slots, vocab, self.home)
+      self._grammars = GrammarTable(self.config, self.slots, model_config.vocab_size)
     self._weights: Weights | None = None
     self.warm = False
-    with jax.default_device(self.home.devices[0]):
-      self._state = self.programs.initial()
-      if self.home.mesh is None:
-        self._state = self.home.put(self._state)
     self.store = store or make_store(self.config)
     nothing = ((),) * len(self.tables)
-    self._blank = Snapshot(self.store.add(self._read_state(0)), nothing, 0, -1)
-    self._fillers: list[tuple[tuple[Any, ...], ...]] = []
-    for layers in self.programs.layers:
-      none = np.zeros(self.programs.transfer_blocks, np.int32)
-      filler = layers.read_blocks(self._state, none)
-      self._fillers.append(filler if self.home.mesh else self.home.put(filler))
+    self.blank = Snapshot(self.store.add(self.device.read(0)), nothing, 0, -1)
 
   @staticmethod
   def _check(model_config: ModelConfig, config: EngineConfig) -> None:
@@ -209,26 +205,24 @@ class SlotEngine:
 
   def use(self, weights: Weights | None) -> None:
     """Switches to prepared weights; None frees those in use."""
-    self._weights = weights
+    if weights is not self._weights:
+      self._weights = weights
+      self.device.use(weights)
 
   def executables(self) -> tuple[str, ...]:
     """Names of all compiled programs; requests add none but ``Programs.join``, for pieces."""
-    moving = (p for each in self.programs.layers for p in (each.copy, each.write, each.read_blocks))
-    programs = (*moving, self.programs.decode, *self.programs.extend.values())
-    return ("place", "read", *(program.__name__ for program in programs))
+    return self.device.executables()
 
   def warmup(self) -> None:
     """Compiles every program by running it on no slot. Needs weights."""
-    params = self.weights.params
-    self._place_state(self._blank, [])
-    self._read_state(0)
-    for table in self.tables:
-      self._write_some(table, [])
-      self._copy_some(table, [])
-      self._read_pages(table, [])
+    self._place_state(self.blank, [])
+    self.device.read(0)
+    for number in range(len(self.tables)):
+      self.device.write(number, [])
+      self.device.copy(number, [])
+      self.device.read_pages(number, [])
     for tokens, rows in self.programs.extend_rows.items():
-      empty = self._rows([], rows, tokens)
-      self._state, _ = self.programs.extend[tokens](self._state, params, *empty)
+      self.device.extend(tokens, self._rows([], rows, tokens))
     self.decode(self.idle_plan())
     self.warm = True
 
@@ -259,7 +253,7 @@ class SlotEngine:
 
   def place(self, snapshot: Snapshot | None, slots: Sequence[int]) -> None:
     """Puts a context (None: an empty one) into each of ``slots``."""
-    snapshot = snapshot or self._blank
+    snapshot = snapshot or self.blank
     self.store.touch(snapshot)
     for slot in slots:
       self.release(slot)
@@ -311,7 +305,7 @@ class SlotEngine:
       own = [(block, page) for block in inside if (page := table.page(block)) is not None]
       for start in range(0, len(own), at_once):
         part = own[start : start + at_once]
-        read = self._read_pages(table, [page for _, page in part])
+        read = self.device.read_pages(table.layers.number, [page for _, page in part])
         for (block, _), arrays in zip(part, read, strict=False):
           self.store.fill(block, arrays)
 
@@ -382,8 +376,8 @@ class SlotEngine:
     own += [piece.states for piece in pieces]
     starts = np.zeros(len(own), np.int32)  # nothing that lies outside pages has a position
     joined = programs.join(self.weights.params, own, starts) if jax.tree.leaves(own) else own[0]
-    assert self._blank.state.arrays is not None
-    state = programs.state_of(self._blank.state.arrays, joined, total)
+    assert self.blank.state.arrays is not None
+    state = programs.state_of(self.blank.state.arrays, joined, total)
     blocks += [block for piece in pieces for block in piece.blocks]
     version = versions.pop()
     if before is not None and before.version != version:
@@ -420,7 +414,6 @@ class SlotEngine:
     Raises:
       ContextLengthError: a context would hold more tokens than it may.
     """
-    params = self.weights.params
     pieces: dict[int, list[np.ndarray]] = {}
     largest = self.config.extend_buckets[-1]
     for slot, ids in runs:
@@ -438,13 +431,10 @@ class SlotEngine:
           by_bucket.setdefault(bucket, []).append((slot, ids))
       for bucket, items in by_bucket.items():
         rows = self.programs.extend_rows[bucket]
-        program = self.programs.extend[bucket]
         for start in range(0, len(items), rows):
           part = items[start : start + rows]
           self._grow((slot, self.places(slot) + len(ids)) for slot, ids in part)
-          given = self._rows(part, rows, bucket)
-          self._state, experts = program(self._state, params, *given)
-          self._count(program)
+          experts = self.device.extend(bucket, self._rows(part, rows, bucket))
           for row, (slot, ids) in enumerate(part):
             if experts is not None:
               routed.append(Routed(slot, int(self.lengths[slot]), experts, row, len(ids)))
@@ -480,15 +470,14 @@ class SlotEngine:
         f"{plan.budget[full[0]]}; allowed: {self.limit}."
       )
     if self._grammars is not None:
-      masks, waiting = self._grammars.masks(plan.grammars)
+      masks, waiting = self._grammars.masks(plan.grammars, self.device.put)
       plan.budget[waiting] = 0
       plan = plan._replace(grammars=masks)
     self._grow((slot, int(reached[slot])) for slot in map(int, np.flatnonzero(plan.budget)))
     plan = plan._replace(tables=self._entries.copy())
     if self._by_policy:
       plan = plan._replace(policies=self.policies.copy())
-    self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
-    self._count(self.programs.decode)
+    chunk = self.device.decode(plan)
     self._under_way = Drawing(chunk, plan.budget, self._tenants.copy())
     return self._under_way
 
@@ -531,11 +520,8 @@ class SlotEngine:
     return slots, token_ids, counts, self._entries.copy(), policies
 
   def _place_state(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
-    rows = np.zeros(self.programs.place_width, np.int32)
-    rows[: len(slots)] = slots
-    state = self.home.put(snapshot.state.arrays, self.programs.state_spec)
-    self._state = self.programs.place(self._state, state, rows, np.int32(len(slots)))
-    self._count(self.programs.place)
+    assert snapshot.state.arrays is not None
+    self.device.place(snapshot.state.arrays, slots)
 
   def _place_pages(
     self, table: Table, blocks: Sequence[Stored], places: int, slots: Sequence[int]
@@ -607,7 +593,7 @@ class SlotEngine:
 
   def _snapshot(self, slot: int, blocks: Iterable[tuple[Stored, ...]]) -> Snapshot:
     version = -1 if self._weights is None else self._weights.versions[self.policies[slot]]
-    state = self.store.add(self._read_state(slot))
+    state = self.store.add(self.device.read(slot))
     length, layout = int(self.lengths[slot]), self._layouts[slot]
     return Snapshot(state, tuple(blocks), length, version, layout)
 
@@ -648,43 +634,12 @@ class SlotEngine:
 
   def _copy(self, table: Table, pairs: Sequence[tuple[int, int]]) -> None:
     for start in range(0, len(pairs), self.programs.copies):
-      self._copy_some(table, pairs[start : start + self.programs.copies])
-
-  def _copy_some(self, table: Table, pairs: Sequence[tuple[int, int]]) -> None:
-    both = np.zeros((2, self.programs.copies), np.int32)
-    for i, pair in enumerate(pairs):
-      both[:, i] = pair
-    self._state = table.layers.copy(self._state, *both, np.int32(len(pairs)))
-    self._count(table.layers.copy)
+      self.device.copy(table.layers.number, pairs[start : start + self.programs.copies])
 
   def _write(self, table: Table, pairs: Sequence[tuple[Any, int]]) -> None:
     for start in range(0, len(pairs), self.programs.transfer_blocks):
-      self._write_some(table, pairs[start : start + self.programs.transfer_blocks])
-
-  def _write_some(self, table: Table, pairs: Sequence[tuple[Any, int]]) -> None:
-    layers = table.layers
-    targets = np.zeros(self.programs.transfer_blocks, np.int32)
-    targets[: len(pairs)] = [page for _, page in pairs]
-    blocks = [arrays for arrays, _ in pairs]
-    blocks = self.home.put(blocks, [layers.block_spec] * len(blocks))
-    filled = (*blocks, *self._fillers[layers.number][len(blocks) :])
-    self._state = layers.write(self._state, filled, targets, np.int32(len(pairs)))
-    self._count(layers.write)
-
-  def _read_state(self, slot: int) -> tuple[Any, ...]:
-    self._count(self.programs.read)
-    return self.programs.read(self._state, np.int32(slot))
-
-  def _read_pages(self, table: Table, pages: Sequence[int]) -> tuple[tuple[Any, ...], ...]:
-    """Contents of ``transfer_blocks`` pages, the first of which are ``pages``."""
-    wanted = np.zeros(self.programs.transfer_blocks, np.int32)
-    wanted[: len(pages)] = pages
-    self._count(table.layers.read_blocks)
-    return table.layers.read_blocks(self._state, wanted)
-
-  def _count(self, program: Any) -> None:
-    self.dispatches[program.__name__] += 1
-    self.first_dispatch = self.first_dispatch or time.perf_counter()
+      some = pairs[start : start + self.programs.transfer_blocks]
+      self.device.write(table.layers.number, some)
 
 
 def make_store(config: EngineConfig) -> Store:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -96,10 +96,14 @@ class Store:
   Args:
     device_bytes: most bytes on the device; beyond them the longest unused go to the host.
     host_bytes: most bytes on the host.
+
+  Attributes:
+    fetch: gives the content of arrays of the device to the host.
   """
 
   def __init__(self, device_bytes: int, host_bytes: int) -> None:
     self.device_bytes, self.host_bytes = device_bytes, host_bytes
+    self.fetch: Callable[[Sequence[Any]], Sequence[np.ndarray]] = jax.device_get
     self._lock = threading.RLock()  # a finaliser may run in the middle of anything
     self._used = {False: 0, True: 0}  # by on_host
     # What is on the device, the longest unused first.
@@ -161,7 +165,7 @@ class Store:
       if stored is None:
         continue
       # Assigned at once: a reader sees the arrays of the device or those of the host.
-      stored.arrays = tuple(np.asarray(v) for v in jax.device_get(stored.arrays))
+      stored.arrays = tuple(np.asarray(v) for v in self.fetch(stored.arrays or ()))
       with self._lock:
         stored.residence.on_host = True
         self._used[False] -= stored.residence.nbytes

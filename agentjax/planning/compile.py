@@ -237,7 +237,7 @@ def plan_publishing(
     experiment, devices, capacity: as of ``plan_training``.
   """
   training, engine = _training(experiment, devices), experiment.sampling_engine
-  placement = place(experiment.devices, devices)
+  placement = place(experiment.devices, devices, together=experiment.engine.processes)
   homes = make_homes(engine, placement.rollout)
   programs = programs_of_lane(experiment.model, engine, None, homes[0].mesh)
   base, adapters = split_adapters(training.policy(experiment))
@@ -275,7 +275,7 @@ def _plan_publication(
   targets = [jax.sharding.NamedSharding(route.mesh, s) for s in specs or [jax.P()] * len(shapes)]
   given = with_shardings(shapes, [reordered(source, route.mesh) for source in sources])
   plans, beside = [], []
-  for part in portions(shapes, route.width):
+  for part in portions(shapes, route.size):
     plans.append(
       _compile(reshard_program(tuple(targets[part])), (tuple(given[part]),), {}, 0, capacity)
     )

@@ -53,7 +53,7 @@ def build_engine(parts: Parts, policies: int = 1) -> Engine:
     parts.chat,
     decode=parts.tokenizer.decode,
     vocab_limit=parts.tokenizer.vocab_size,
-    devices=place(parts.experiment.devices).rollout,
+    devices=place(parts.experiment.devices, together=parts.experiment.engine.processes).rollout,
     policies=policies,
   )
 
@@ -116,7 +116,7 @@ class Evaluation:
 
     async def begin() -> asyncio.Task[Episodes]:
       playing = play(
-        processes.share(self._tasks),
+        processes.share(self._tasks, experiment.engine.processes),
         player=dataclasses.replace(player, only=measured, background=background),
         make_environment=parts.make_environment,
         rewards=parts.rewards,

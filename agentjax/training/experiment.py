@@ -655,6 +655,7 @@ class Experiment(Config):
   def _validate_mesh(self, path: str) -> None:
     require = self.requirements(path)
     sampling, size = len(self.devices.rollout), self.engine.mesh.size
+    here = self.engine.lanes * size // self.engine.processes
     if size == 1:
       require(
         self.engine.lanes % max(sampling, 1) == 0,
@@ -663,9 +664,9 @@ class Experiment(Config):
       )
     else:
       require(
-        not sampling or sampling == self.engine.lanes * size,
+        not sampling or sampling == here,
         "devices.rollout",
-        f"engine.lanes * the devices of engine.mesh = {self.engine.lanes * size} of them",
+        f"engine.lanes * the devices of engine.mesh in one process = {here} of them",
       )
     splits = (self.mesh.data, self.mesh.fsdp, self.mesh.expert)
     rows = math.prod(max(ways, 1) for ways in splits)  # -1 is known on the machine only

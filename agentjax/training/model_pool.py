@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pathlib
 
+from agentjax.config import check
 from agentjax.engine import Engine
 from agentjax.files import CheckpointError
 from agentjax.models import ModelConfig, Params, param_specs
@@ -91,6 +92,12 @@ class ModelPool:
   def serve(self, path: str, name: str = POLICY) -> tuple[Engine, Chat, str]:
     """Engine, markup and identity of ``load_policy_with_chat``, with its errors."""
     if (path, name) not in self._served:
+      check(
+        self._experiment.engine.processes == 1,
+        "config.engine.processes",
+        self._experiment.engine.processes,
+        f"1, as {path} is served as well: each process asks it on its own",
+      )
       policy = load_policy_with_chat(path, self._experiment, name)
       tokenizer = policy.chat.tokenizer
       engine = Engine(

@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax._src import distributed  # the key-value store of the processes has no public name
 from jax.experimental import multihost_utils
 
 from agentjax.sharding import dispatching
+from agentjax.sharding.hosts import key_value_store
 from agentjax.trajectory.columns import core_fields
 from agentjax.trajectory.record import Segment, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
@@ -49,14 +49,13 @@ def is_first() -> bool:
   return jax.process_index() == 0
 
 
-def share(items: Sequence[T]) -> list[T]:
-  """The items this process works on; all of them where it is alone."""
-  return list(items[jax.process_index() :: jax.process_count()])
+def share(items: Sequence[T], together: int = 1) -> list[T]:
+  """The items this process works on; all of them where it is alone.
 
-
-def _store() -> Any:
-  """The keys and values of all processes; None where it is alone."""
-  return distributed.global_state.client
+  Of each ``together`` processes the first works for all (``EngineConfig.processes``).
+  """
+  group, place = divmod(jax.process_index(), together)
+  return [] if place else list(items[group :: jax.process_count() // together])
 
 
 def wait(name: str) -> None:
@@ -69,7 +68,7 @@ def wait(name: str) -> None:
   """
   if jax.process_count() == 1:
     return
-  store, number, pause = _store(), next(_borders), 0.001
+  store, number, pause = key_value_store(), next(_borders), 0.001
   store.key_value_set(f"{_BORDERS}{number}/{jax.process_index()}", name)
   while True:
     found = dict(store.key_value_dir_get(_BORDERS))
@@ -107,7 +106,7 @@ class Call:
   def __init__(self, on_call: Callable[[], None]):
     self._on_call, self._key = on_call, f"agentjax/call/{next(_calls)}"
     self._closed = threading.Event()
-    self._store = _store()
+    self._store = key_value_store()
     if jax.process_count() > 1:
       threading.Thread(target=self._listen, daemon=True, name="call").start()
 
@@ -155,7 +154,7 @@ def failing_together() -> Iterator[None]:
     if jax.process_count() == 1:
       raise
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first is gone, and the keys with it
-      _store().key_value_set(_FAILED, "", allow_overwrite=True)
+      key_value_store().key_value_set(_FAILED, "", allow_overwrite=True)
     if not failed_together(error):
       ours = type(error).__module__.startswith("agentjax")
       atexit.register(_leave, 2 if ours else 1)  # as ``agentjax.command`` ends

@@ -357,17 +357,21 @@ class _Session:
       self.learner.scheduled.at,
     )
     stage = self.experiment.rl
-    refill = stage.selection.refill * len(processes.share(range(stage.tasks_per_step)))
+    refill = stage.selection.refill * len(self._share(range(stage.tasks_per_step)))
     return GroupStream(
       playing,
       tasks,
       first=self.first_rl_step,
       group_size=self.experiment.rollout.group_size,
       schedule=stage.schedule,
-      share=processes.share,
+      share=self._share,
       accept=self._accept if refill else None,
       refill=refill,
     )
+
+  def _share(self, items: Sequence[Any]) -> list[Any]:
+    """Those of this process to play."""
+    return processes.share(items, self.experiment.engine.processes)
 
   def _baseline_player(self) -> Player | None:
     """Plays the greedy episode of each group, where an objective compares with one."""
@@ -594,7 +598,7 @@ class _Session:
     """
     stream, stage = self.stream, self.experiment.rl
     assert stream is not None
-    schedule, count = stage.schedule, len(processes.share(range(stage.tasks_per_step)))
+    schedule, count = stage.schedule, len(self._share(range(stage.tasks_per_step)))
     left = self.last_step - step  # steps after this one
     settled = step in self.recorded and not schedule.repeatable
     if settled:

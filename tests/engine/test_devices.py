@@ -40,7 +40,7 @@ def sampled(params, lanes, devices=None, **settings):
     prefix = await engine.prefill([1, 2, 3])
     return await asyncio.gather(*(one(prefix, i) for i in range(6)))
   values = np.stack(asyncio.run(main()))
-  used = {d for lane in engine.scheduler.lanes for d in lane.slots._state.logits.devices()}
+  used = {d for lane in engine.scheduler.lanes for d in lane.slots.device.state.logits.devices()}
   engine.close()
   return values, len(used)
 """

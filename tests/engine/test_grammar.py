@@ -28,7 +28,6 @@ from agentjax.engine import (
   compile_tool_calls,
 )
 from agentjax.engine.grammar import GrammarTable, check_fits
-from agentjax.engine.home import Home
 from agentjax.engine.request import Generation
 from agentjax.text.chat import MarkedChat
 from agentjax.text.tokenizer import SpecialTokens
@@ -280,18 +279,20 @@ def test_grammars_that_do_not_fit_together_take_turns(engine, model_config, para
   tight.publish(params, 0)
   for a, b in zip(decode(engine, *asked), decode(tight, *asked), strict=True):
     assert_same_bits(a, b)
-  assert tight.dispatches["decode"] > engine.dispatches["decode"]
+  assert tight.device.dispatches["decode"] > engine.device.dispatches["decode"]
 
 
 def test_the_table_gives_way_to_what_is_wanted_and_starves_nobody():
   config = sizes(grammar_states=40, grammar_classes=48, grammars=2)
-  table = GrammarTable(config, 4, 48, Home((jax.devices()[0],)))
+  table = GrammarTable(config, 4, 48)
   small = [compile_regex(f"a{{{n}}}", TOKENIZER, STOP) for n in (10, 11, 12)]
   large = compile_regex("b{35}", TOKENIZER, STOP)
   served = collections.Counter()
   for _ in range(12):
     wanted = dict(enumerate([*small, large]))
-    masks, waiting = table.masks({slot: (grammar, 2) for slot, grammar in wanted.items()})
+    masks, waiting = table.masks(
+      {slot: (grammar, 2) for slot, grammar in wanted.items()}, jax.device_put
+    )
     for slot in set(wanted) - set(waiting):
       served[slot] += 1
       row, state = masks.grammar[slot], masks.state[slot]
@@ -300,8 +301,8 @@ def test_the_table_gives_way_to_what_is_wanted_and_starves_nobody():
       following = np.asarray(masks.next_state)[state, classes]
       np.testing.assert_array_equal(following >= 0, grammar.allowed(2))
   assert min(served.values()) >= 3
-  first, _ = table.masks({0: (small[0], 0)})
-  again, _ = table.masks({0: (small[0], 0)})
+  first, _ = table.masks({0: (small[0], 0)}, jax.device_put)
+  again, _ = table.masks({0: (small[0], 0)}, jax.device_put)
   assert again.next_state is first.next_state  # nothing moves while nothing changes
 
 
@@ -365,7 +366,7 @@ def test_bytes_the_vocabulary_lacks_are_no_dead_end():
 def test_masks_are_not_computed_without_grammars(engine, slot_engine):
   assert slot_engine._grammars is None
   lowered = slot_engine.programs.decode.lower(
-    slot_engine._state, slot_engine.weights.params, slot_engine.idle_plan()
+    slot_engine.device.state, slot_engine.weights.params, slot_engine.idle_plan()
   )
   assert jax.tree.leaves(slot_engine.idle_plan().grammars) == []
   assert "i16" not in lowered.as_text()

@@ -56,7 +56,7 @@ def laid_out(engine: SlotEngine) -> models.MtpCache:
   """What the heads keep of every slot."""
   programs = engine.programs
   read = jax.jit(lambda state, tables: programs._laid_out(programs._with_tables(state, tables)))
-  return jax.device_get(read(engine._state, engine._entries.copy())).mtp_cache
+  return jax.device_get(read(engine.device.state, engine._entries.copy())).mtp_cache
 
 
 @pytest.fixture

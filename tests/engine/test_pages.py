@@ -29,7 +29,7 @@ from tests.engine.test_scheduler import (
 
 
 def state_bytes(engine: SlotEngine) -> int:
-  return sum(v.nbytes for v in jax.tree.leaves(engine._state))
+  return sum(v.nbytes for v in jax.tree.leaves(engine.device.state))
 
 
 def test_64_contexts_of_1k_tokens_fit_in_room_for_64k_with_slots_of_32k():

@@ -302,7 +302,7 @@ def sampled(**mesh):
   async def main():
     return await asyncio.gather(*(one(order) for order in ((0, 1, 2), (2, 0), (1, 1))))
   found = asyncio.run(main())
-  state = jax.tree.leaves(engine.scheduler.lanes[0].slots._state)
+  state = jax.tree.leaves(engine.scheduler.lanes[0].slots.device.state)
   engine.close()
   return found, any("tensor" in str(v.sharding) and not v.is_fully_replicated for v in state)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,8 @@ import pytest
 
 from agentjax import models
 from agentjax.engine import Engine, EngineConfig, SampleRequest, address_key
-from agentjax.engine.publish import PublishError
+from agentjax.engine.home import Home
+from agentjax.engine.publish import PublishError, find_route
 from agentjax.models.lora import LoraConfig, adapt, lora_specs, merge_lora, split_adapters
 from tests.models.rows import TINY, draw, filled_adapters
 from tests.training.figures import free_address
@@ -216,3 +218,20 @@ def test_processes_move_all_arrays_by_one_program_that_is_compiled_once():
     (first, *later), moved = json.loads(line.removeprefix("RESULT"))
     assert first > 0 and later == [0, 0]
     assert len(moved) == 3 and moved[0] > 0, "one program moves all arrays of a publication"
+
+
+class Described(NamedTuple):
+  """A device of some process."""
+
+  process_index: int
+  number: int
+
+
+def test_devices_that_train_are_whole_lanes_where_lanes_span_processes():
+  lane = Home(tuple(Described(process, number) for process in range(2) for number in (6, 7)))
+  uneven = [Described(process, number) for process in range(4) for number in range(3)]
+  with pytest.raises(PublishError, match=r"take 2 devices of each, .* \[3, 3\] in .* \[0, 1\]"):
+    find_route([lane], uneven)
+  lost = [device for device in uneven if device.process_index != 1]
+  with pytest.raises(PublishError, match=r"\[3\] in the processes \[0\]"):
+    find_route([lane], lost)

@@ -411,10 +411,10 @@ def test_no_work_is_done_while_every_program_waits(make_engine):
     context = await engine.open_ids([1])
     await context.generate(request(tokens=3))
     await asyncio.sleep(0.05)
-    dispatches = dict(engine.scheduler.lanes[0].slots.dispatches)
+    dispatches = dict(engine.scheduler.lanes[0].slots.device.dispatches)
     assert engine.scheduler.lanes[0].task is None
     await asyncio.sleep(0.1)
-    assert dict(engine.scheduler.lanes[0].slots.dispatches) == dispatches
+    assert dict(engine.scheduler.lanes[0].slots.device.dispatches) == dispatches
     return await context.generate(request(tokens=3))
 
   assert len(asyncio.run(main()).token_ids) == 3
@@ -651,8 +651,8 @@ def test_log_probs_that_are_not_finite_end_one_context_alone(make_engine):
     bad = await engine.open_ids(PROMPTS[0])
     await bad.generate(request(0, tokens=2))
     lane, slot = bad.state.home
-    state = lane.slots._state
-    lane.slots._state = state.replace(logits=state.logits.at[slot].set(np.nan))
+    state = lane.slots.device.state
+    lane.slots.device.state = state.replace(logits=state.logits.at[slot].set(np.nan))
     found = await asyncio.gather(
       bad.generate(request(1)), episode(engine, 1), episode(engine, 2), return_exceptions=True
     )

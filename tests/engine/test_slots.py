@@ -279,7 +279,7 @@ def test_sampling_before_weights_is_an_error(model_config):
 
 
 def test_the_cache_is_updated_in_place(slot_engine):
-  before = slot_engine._state
+  before = slot_engine.device.state
   slot_engine.extend([(0, np.arange(3, dtype=np.int32))])
   assert all(v.is_deleted() for v in jax.tree.leaves(before))
 
@@ -360,13 +360,13 @@ def test_narrow_keys_and_values_take_a_third_and_round_log_probs(dtype):
     narrow.place(None, [1])
     for piece in pieces:
       narrow.extend([(1, piece)])
-    logits.append(np.asarray(narrow._state.logits[1]))
+    logits.append(np.asarray(narrow.device.state.logits[1]))
   np.testing.assert_allclose(logits[0], logits[1], atol=1e-5)
   kept = narrow.read(1)
   before = arrays(narrow, kept)
   narrow.place(None, [1])
   narrow.place(kept, [3])
-  np.testing.assert_array_equal(narrow._state.logits[3], logits[1])
+  np.testing.assert_array_equal(narrow.device.state.logits[3], logits[1])
   again = arrays(narrow, narrow.read(3))
   for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(before), strict=True):
     np.testing.assert_array_equal(a, b)

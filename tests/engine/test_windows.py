@@ -260,7 +260,7 @@ def test_64_long_contexts_take_the_memory_of_their_windows():
 
     with opened(config, full=full, **settings) as engine:
       found = asyncio.run(main(engine))
-      cache = engine.scheduler.lanes[0].slots._state.cache.blocks
+      cache = engine.scheduler.lanes[0].slots.device.state.cache.blocks
       return found, engine.stats.parked, [sum(v.nbytes for v in jax.tree.leaves(b)) for b in cache]
 
   found, parked, (windows, whole) = run(range(64))
@@ -276,7 +276,7 @@ def test_the_plan_tells_what_windows_take_and_what_one_more_token_does():
   config = local(21, "llg")
   with opened(config, cache_tokens=4000) as engine:
     slots = engine.scheduler.lanes[0].slots
-    blocks = slots._state.cache.blocks
+    blocks = slots.device.state.cache.blocks
     lane = LanePlans(slots.model_config, slots.config, slots.home, capacity=0)
     memory = lane.memory()
   near = sum(v.nbytes for block in blocks[:2] for v in jax.tree.leaves(block))

@@ -77,9 +77,11 @@ def sizes(**changes) -> EngineConfig:
   )
 
 
-def played(config: models.ModelConfig, params: models.Params, order: int = 1, **changes):
+def played(
+  config: models.ModelConfig, params: models.Params, order: int = 1, devices=None, **changes
+):
   """Ids and log-probs of episodes that fork, park and read, the engine's stats and devices."""
-  engine = Engine(config, sizes(**changes))
+  engine = Engine(config, sizes(**changes), devices=devices)
   engine.publish(params, 0)
 
   async def episode(prefix, i):

@@ -153,3 +153,42 @@ def test_two_processes_with_such_lanes_go_on_after_one_was_killed_in_the_middle(
   assert group.wait(120)[0] in LOST, group.output(0)[-3000:]
   Group(tmp_path / "run", 2, 2, **where).assert_ended()
   assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("schedule", [("sync",), ("one_step_off",), ("async", 1)])
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_lane_of_two_processes_gives_the_figures_of_one(alone, tmp_path, processes, schedule):
+  changes = {**INTERLEAVED, "engine.processes": 2, "engine.mesh.tensor": 4}
+  mesh = {"data": 2, "fsdp": processes}
+  where = {"mesh": mesh, "schedule": schedule, "changes": changes, "delay": 0.1}
+  Group(tmp_path / "run", processes, 2, **where).assert_ended()
+  assert len(rows(tmp_path / "run")) == STEPS
+  if schedule == ("sync",):
+    assert_same_figures(tmp_path / "run", alone, STEPS)
+  files = journal_files(tmp_path / "run" / "journal.log")
+  sizes = {number: file.stat().st_size for number, file in files.items()}
+  assert all((size == 32) == (number % 2 == 1) for number, size in sizes.items())
+
+
+def test_a_lane_of_two_processes_beside_the_devices_that_train_gives_the_figures_of_one(
+  alone, tmp_path
+):
+  changes = {**INTERLEAVED, "engine.processes": 2, "engine.mesh.tensor": 2, "devices.rollout": (1,)}
+  where = {"mesh": {"data": 1, "fsdp": 2}, "changes": changes}
+  Group(tmp_path / "run", 2, 2, **where).assert_ended()
+  assert_same_figures(tmp_path / "run", alone, STEPS)
+
+
+@pytest.mark.parametrize("killed", [0, 1], ids=["the one that plays", "the one that repeats"])
+def test_where_a_process_of_such_a_lane_is_killed_the_run_goes_on_with_the_same_bits(
+  tmp_path, killed
+):
+  changes = {**INTERLEAVED, "engine.processes": 2, "engine.mesh.tensor": 2}
+  Group(tmp_path / "whole", 2, changes=changes).assert_ended()
+  group = Group(tmp_path / "run", 2, delay=0.3, changes=changes)
+  group.wait_until(done(tmp_path / "run", 2))
+  group.children[killed].kill()
+  assert group.wait(120)[1 - killed] in LOST, group.output(1 - killed)[-3000:]
+  Group(tmp_path / "run", 2, changes=changes).assert_ended()
+  assert fingerprints(tmp_path / "run") == fingerprints(tmp_path / "whole")
+  assert rows(tmp_path / "run") == rows(tmp_path / "whole")

@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import NamedTuple
 
 import jax
 import pytest
@@ -48,6 +49,30 @@ def test_a_machine_with_too_few_devices_is_refused():
     place(DeviceConfig(rollout=(7,)))
   with pytest.raises(ConfigError, match=r"takes all 1 devices .* one is left for training"):
     place(DeviceConfig(rollout=(0,)))
+
+
+class Described(NamedTuple):
+  """A device of some process."""
+
+  process_index: int
+  number: int
+
+
+EIGHT = [Described(process, number) for process in range(4) for number in range(2)]
+
+
+def test_processes_that_share_lanes_sample_on_the_devices_of_all_of_them():
+  assert place(DeviceConfig(), EIGHT, together=2) == (EIGHT, EIGHT[:4])
+  assert place(DeviceConfig(), EIGHT[4:], together=2) == (EIGHT[4:], EIGHT[4:])
+  apart = place(DeviceConfig(rollout=(1,)), EIGHT, together=4)
+  assert apart == (EIGHT[::2], EIGHT[1::2])
+
+
+def test_processes_that_cannot_share_lanes_are_refused():
+  with pytest.raises(ConfigError, match=r"engine\.processes=3; .* there are \[2, 2, 2, 2\]"):
+    place(DeviceConfig(), EIGHT, together=3)
+  with pytest.raises(ConfigError, match=r"engine\.processes=2; .* as many devices"):
+    place(DeviceConfig(), EIGHT[:-1], together=2)
 
 
 _CHILD = """
