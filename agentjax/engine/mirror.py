@@ -11,9 +11,12 @@ import collections
 import functools
 import io
 import itertools
+import os
 import pickle
 import secrets
+import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Client, Connection, Listener
@@ -32,6 +35,7 @@ from agentjax.sharding.order import BORDERS
 
 _groups = itertools.count()
 _MEET, _LEAVE = 600.0, 10.0  # seconds
+_FAILED = 4  # exit status, as where another process is lost
 _BORDER = "border"
 _Key = tuple[int, ...]  # of weights: versions and publications
 
@@ -105,9 +109,9 @@ class Leader(Mirror):
     self._by_id: dict[int, int] = {}  # numbers of arrays that are alive
     self._freed: collections.deque[int] = collections.deque()
     secret = secrets.token_bytes(32)
-    with Listener((own_address(), 0), authkey=secret) as listener:
-      address, port = listener.address[:2]
-      key_value_store().key_value_set(key, f"{address} {port} {secret.hex()}")
+    with Listener(("", 0), authkey=secret) as listener:
+      address = f"{own_address()} {listener.address[1]} {secret.hex()}"
+      key_value_store().key_value_set(key, address)
       self._others = [listener.accept() for _ in range(others)]
     key_value_store().key_value_delete(key)
     self._begun = False
@@ -206,8 +210,8 @@ class Follower(Mirror):
   def _check(self) -> None:
     if self._error is not None:
       raise EngineError(
-        f"the process that decides for these lanes is gone, or what it did failed here "
-        f"({self._error}); its log says why. Start the same command again on every host."
+        f"the process that decides for these lanes is gone ({self._error}); its log says why. "
+        "Start the same command again on every host."
       ) from self._error
 
   def _note(self, number: int, array: jax.Array) -> None:
@@ -227,10 +231,15 @@ class Follower(Mirror):
           self._let_go(lane, arguments[0])
         for number in freed:
           del self._arrays[number]
-    except Exception as error:  # EOFError where the leader has closed
+    except (EOFError, OSError) as error:  # the leader has closed, or is gone
       with self._changed:
         self._error = error
         self._changed.notify_all()
+    except BaseException:
+      # The leader waits for this process in the middle of a program, and nothing else tells it.
+      traceback.print_exc()
+      sys.stderr.flush()
+      os._exit(_FAILED)
 
   def _wait_at_border(self) -> None:
     with self._changed:

@@ -142,7 +142,7 @@ class SlotEngine:
     self.warm = False
     self.store = store or make_store(self.config)
     nothing = ((),) * len(self.tables)
-    self.blank = Snapshot(self.store.add(self.device.read(0)), nothing, 0, -1)
+    self._blank = Snapshot(self.store.add(self.device.read(0)), nothing, 0, -1)
 
   @staticmethod
   def _check(model_config: ModelConfig, config: EngineConfig) -> None:
@@ -215,7 +215,7 @@ class SlotEngine:
 
   def warmup(self) -> None:
     """Compiles every program by running it on no slot. Needs weights."""
-    self._place_state(self.blank, [])
+    self._place_state(self._blank, [])
     self.device.read(0)
     for number in range(len(self.tables)):
       self.device.write(number, [])
@@ -253,7 +253,7 @@ class SlotEngine:
 
   def place(self, snapshot: Snapshot | None, slots: Sequence[int]) -> None:
     """Puts a context (None: an empty one) into each of ``slots``."""
-    snapshot = snapshot or self.blank
+    snapshot = snapshot or self._blank
     self.store.touch(snapshot)
     for slot in slots:
       self.release(slot)
@@ -376,8 +376,8 @@ class SlotEngine:
     own += [piece.states for piece in pieces]
     starts = np.zeros(len(own), np.int32)  # nothing that lies outside pages has a position
     joined = programs.join(self.weights.params, own, starts) if jax.tree.leaves(own) else own[0]
-    assert self.blank.state.arrays is not None
-    state = programs.state_of(self.blank.state.arrays, joined, total)
+    assert self._blank.state.arrays is not None
+    state = programs.state_of(self._blank.state.arrays, joined, total)
     blocks += [block for piece in pieces for block in piece.blocks]
     version = versions.pop()
     if before is not None and before.version != version:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+import jax
 from jax._src import distributed  # the key-value store of the processes has no public name
 
 
@@ -14,9 +15,10 @@ def key_value_store() -> Any:
 
 
 def own_address() -> str:
-  """The address at which the other processes can reach this one: that towards the coordinator."""
+  """The address at which the other processes can reach this one."""
   host, _, port = str(distributed.global_state.coordinator_address).rpartition(":")
-  family, _, _, _, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
-  with socket.socket(family, socket.SOCK_DGRAM) as probe:
-    probe.connect(where)  # sends nothing
+  if jax.process_index() == 0:
+    return host  # the coordinator is here
+  with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    probe.connect((host, int(port)))  # sends nothing, and chooses the way to the coordinator
     return probe.getsockname()[0]

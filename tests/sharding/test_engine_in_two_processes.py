@@ -60,7 +60,7 @@ def compare(model: str, lanes: list[str], index: int) -> None:
   """Same tokens as on one device, log-probs up to rounding."""
   config = MODELS[model]
   params = jax.jit(lambda key: models.init(config, key))(jax.random.key(0))
-  mesh = make_mesh(MeshConfig(fsdp=4))
+  mesh = make_mesh(MeshConfig(data=2, fsdp=2))
   with jax.set_mesh(mesh):
     trained = jax.jit(
       lambda key: models.init(config, key),

@@ -87,6 +87,7 @@ def _main(
   delay: float = 0.0,
   changes: dict[str, object] | None = None,
   measures: bool = False,
+  breaks: bool = False,
 ) -> None:
   """Trains; ends with 3 where it was interrupted.
 
@@ -97,6 +98,7 @@ def _main(
     delay: seconds that the last process sleeps before whatever all do together.
     changes: fields of the experiment, by dotted name.
     measures: evaluates the newest checkpoint instead, and writes the figures to a file.
+    breaks: the last process fails where its lane decodes for the sixth time.
   """
   import jax
 
@@ -119,6 +121,17 @@ def _main(
   if delay and index == processes - 1:
     for name in ("wait", "all_agree", "exchange"):
       setattr(together, name, late(getattr(together, name)))
+  if breaks and index == processes - 1:
+    from agentjax.engine import programs
+
+    right, calls = programs._OnMesh.__call__, iter(range(6))
+
+    def broken(program, *args):
+      if program.__name__ == "decode" and next(calls, None) is None:
+        raise RuntimeError("no room")
+      return right(program, *args)
+
+    programs._OnMesh.__call__ = broken
   experiment = stages.staged_experiment(
     ScheduleConfig(*schedule),
     evaluation=HeldOutConfig(
@@ -133,7 +146,7 @@ def _main(
     part = experiment
     for one in parts:
       part = getattr(part, one)
-    setattr(part, last, value)
+    setattr(part, last, tuple(value) if isinstance(value, list) else value)
   if measures:
     from agentjax.training.evaluation import evaluate_checkpoint
 

@@ -192,3 +192,11 @@ def test_where_a_process_of_such_a_lane_is_killed_the_run_goes_on_with_the_same_
   Group(tmp_path / "run", 2, changes=changes).assert_ended()
   assert fingerprints(tmp_path / "run") == fingerprints(tmp_path / "whole")
   assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+
+
+def test_where_what_is_repeated_fails_its_process_ends_and_so_does_the_one_that_plays(tmp_path):
+  changes = {"engine.processes": 2, "engine.mesh.tensor": 2}
+  group = Group(tmp_path / "run", 2, changes=changes, breaks=True)
+  plays, repeats = group.wait(180)
+  assert repeats == 4 and "RuntimeError: no room" in group.output(1)
+  assert plays in LOST, group.output(0)[-3000:]
