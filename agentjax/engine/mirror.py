@@ -28,7 +28,7 @@ from agentjax.engine.device import LaneDevice
 from agentjax.engine.home import Home
 from agentjax.engine.programs import Programs
 from agentjax.engine.publish import Weights
-from agentjax.engine.request import EngineError
+from agentjax.engine.request import SharedLanesError
 from agentjax.sharding import dispatching
 from agentjax.sharding.hosts import key_value_store, own_address
 from agentjax.sharding.order import BORDERS
@@ -143,7 +143,7 @@ class Leader(Mirror):
       try:
         other.send((lane, buffer.getvalue()))
       except OSError as error:
-        raise EngineError(
+        raise SharedLanesError(
           f"a process that shares these lanes is gone ({error}); its log says why. Start the same "
           "command again on every host."
         ) from error
@@ -209,7 +209,7 @@ class Follower(Mirror):
 
   def _check(self) -> None:
     if self._error is not None:
-      raise EngineError(
+      raise SharedLanesError(
         f"the process that decides for these lanes is gone ({self._error}); its log says why. "
         "Start the same command again on every host."
       ) from self._error

@@ -21,6 +21,10 @@ class EngineError(RuntimeError):
   """The engine cannot go on, or a context was used after it was closed or lost."""
 
 
+class SharedLanesError(EngineError):
+  """Lanes of several processes stopped; mostly another of these processes has ended."""
+
+
 class EngineBusyError(EngineError):
   """More calls wait for a slot than ``EngineConfig.max_waiting``; try again later."""
 

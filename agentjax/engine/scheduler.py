@@ -29,6 +29,7 @@ from agentjax.engine.request import (
   EngineError,
   Generation,
   NonFiniteError,
+  SharedLanesError,
 )
 from agentjax.engine.slots import SlotEngine, make_store
 from agentjax.engine.store import HeldPiece, Snapshot
@@ -243,7 +244,7 @@ class Scheduler:
       generation: what it samples; None takes in what is pending and gives a snapshot.
     """
     if self._error is not None:
-      raise EngineError(f"the engine stopped: {self._error}") from self._error
+      raise self._stopped(self._error)
     if self._follows:
       raise EngineError(
         f"the lanes of this process are led by process {self.lanes[0].slots.home.processes[0]} "
@@ -515,6 +516,10 @@ class Scheduler:
     self._queue = []
     for job in jobs:
       if not job.over:
-        failure = EngineError(f"the engine stopped: {error}")
-        failure.__cause__ = error
-        job.future.set_exception(failure)
+        job.future.set_exception(self._stopped(error))
+
+  def _stopped(self, error: Exception) -> EngineError:
+    kind = EngineError if self._mirror is None else SharedLanesError
+    failure = kind(f"the engine stopped: {error}")
+    failure.__cause__ = error
+    return failure

@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from agentjax.engine.request import SharedLanesError
 from agentjax.sharding import dispatching
 from agentjax.sharding.hosts import key_value_store
 from agentjax.trajectory.columns import core_fields
@@ -130,7 +131,11 @@ class Call:
 def failed_together(error: BaseException) -> bool:
   """Whether an error of a library, or what it came from, says that what all do together failed."""
   cause: BaseException | None = error
-  while cause is not None and not type(cause).__module__.startswith("agentjax"):
+  while cause is not None:
+    if isinstance(cause, SharedLanesError):
+      return True
+    if type(cause).__module__.startswith("agentjax"):
+      return False
     # What CPUs exchange by Gloo fails as a ValueError.
     if isinstance(cause, jax.errors.JaxRuntimeError) or "Gloo" in str(cause):
       return jax.process_count() > 1
