@@ -27,9 +27,11 @@ _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:\{([^}]*)\})?"
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([^\s=]+) = (.*)$")
 _HEADER = re.compile(r"^(ENTRY )?%([^\s(]+) \(.*\{$")
 _FREE = frozenset(
-  "parameter constant tuple get-tuple-element bitcast while conditional call after-all "
+  "parameter constant tuple get-tuple-element bitcast while conditional call call-done after-all "
   "partition-id replica-id".split()
 )
+
+_UNKNOWN = 2**63 - 1  # cycles of what runs on sparse cores
 
 # Operations that read only a part of their first operand.
 _SLICES = ("dynamic-slice", "gather")
@@ -127,7 +129,7 @@ class _Walk:
         body = op.attribute("body")
         assert body is not None
         _add(total, self.cost(body), trips)
-      elif op.opcode == "call":
+      elif op.opcode in ("call", "call-start"):  # the latter on the sparse cores of a TPU
         _add(total, self.cost(op.attribute("to_apply") or op.attribute("calls") or ""))
       elif op.opcode == "conditional":
         branches = [self.cost(b) for b in _branches(op)]
@@ -225,7 +227,8 @@ def _received_bytes(op: _Instruction, kind: str) -> float:
 
 def _estimated_cycles(op: _Instruction) -> int:
   found = re.search(r'"estimated_cycles":"(\d+)"', op.attributes)
-  return int(found.group(1)) if found else 0
+  cycles = int(found.group(1)) if found else 0
+  return 0 if cycles == _UNKNOWN else cycles
 
 
 def _hbm_bytes(

@@ -125,6 +125,32 @@ ENTRY %main (p0: bf16[6,8,16], p1: bf16[6,16,32]) -> bf16[6,8,32] {
   assert program_cost(text).flops == 6 * 2 * 8 * 16 * 32
 
 
+# What tpu7x runs on its sparse cores: a call in two parts.
+SPARSE_CORES = """\
+HloModule jit_move
+
+%called (param_0.2: bf16[1,64]) -> bf16[16,64] {
+  %param_0.2 = bf16[1,64]{1,0} parameter(0)
+  ROOT %all-gather.2 = bf16[16,64]{1,0} all-gather(%param_0.2), channel_id=2, dimensions={0}, \
+backend_config={"window_config":{"estimated_cycles":"9223372036854775807"}}
+}
+
+ENTRY %main.1 (param.1: bf16[1,64]) -> bf16[16,64] {
+  %param.1 = bf16[1,64]{1,0} parameter(0)
+  %gather-start = ((bf16[1,64]{1,0}), bf16[16,64]{1,0}, u32[]{:S(8)}) call-start(%param.1), \
+async_execution_thread="sparsecore", to_apply=%called
+  ROOT %gather-done = bf16[16,64]{1,0} call-done(%gather-start)
+}
+"""
+
+
+def test_what_runs_on_sparse_cores_counts_once():
+  cost = program_cost(SPARSE_CORES)
+  assert cost.collective_bytes == {"all-gather": 16 * 64 * 2}
+  assert cost.hbm_bytes == (1 + 16) * 64 * 2
+  assert cost.cycles == 0
+
+
 def test_text_without_a_program_is_refused():
   with pytest.raises(ValueError, match="ENTRY"):
     program_cost("HloModule nothing")
