@@ -67,12 +67,12 @@ def get_config() -> Experiment:
     reward=RewardConfig(parts=("f1",), settings={"f1": TextMatchConfig()}),
     engine=EngineConfig(slots=16, max_length=1536, extend_rows=(8, 4, 2)),
     rollout=RolloutConfig(
-      group_size=4, max_turns=1, max_tokens_per_turn=24, max_total_tokens=1280, answer="text"
+      group_size=4, max_turns=1, max_tokens_per_turn=24, max_total_tokens=1536, answer="text"
     ),
     supervised=SupervisedStage(
       steps=200,
       tasks_per_step=16,
-      row_length=1280,
+      row_length=1536,
       microbatch_rows=4,
       optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=20),
     ),

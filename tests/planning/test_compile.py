@@ -153,7 +153,7 @@ def test_the_plan_compiles_the_programs_of_the_engine(monkeypatch, speculate):
   programs = engine.programs
   assert [f for f, _ in seen] == [programs.decode, *(programs.extend[n] for n in buckets)]
   params = programs.prepare(models.init(experiment.model, jax.random.key(0)))
-  state = engine._state
+  state = engine.device.state
   real = [(state, params, engine.idle_plan())]
   real += [(state, params, *engine._rows([], programs.extend_rows[n], n)) for n in buckets]
   assert [jax.tree.map(_kind, a) for _, a in seen] == [jax.tree.map(_kind, a) for a in real]

@@ -200,7 +200,7 @@ def test_a_process_that_is_gone_during_a_save_is_not_taken_for_a_full_disk(
   monkeypatch.setattr(processes, "wait", lambda name: None)
   told: dict[str, str] = {}
   store = types.SimpleNamespace(key_value_set=lambda key, value, **_: told.update({key: value}))
-  monkeypatch.setattr(processes, "_store", lambda: store)
+  monkeypatch.setattr(processes, "key_value_store", lambda: store)
   with pytest.raises(processes.ProcessLostError, match="Start the same command again"):
     with processes.failing_together():
       CheckpointStore(tmp_path, keep=1, identity={}).save(1, _small([1.0]), {})

@@ -31,7 +31,7 @@ def test_each_process_plays_its_share_and_all_report_on_all_tasks(tmp_path, monk
   plan = dataclasses.replace(experiment.evaluation, samples=0, success_part="exact_match")
   try:
     for index in range(2):
-      monkeypatch.setattr(processes, "share", lambda items, i=index: list(items[i::2]))
+      monkeypatch.setattr(processes, "share", lambda items, _, i=index: list(items[i::2]))
       monkeypatch.setattr(
         processes, "gather_outcomes", lambda own: [verdict(t) for t in tasks] if own else []
       )
