@@ -168,14 +168,21 @@ class SharedPrefixes:
     return await asyncio.shield(self._prefills[key])
 
   async def release(self) -> None:
-    """Gives all prefixes back; call it when the last episode that may ask has ended."""
+    """Gives all prefixes back; call it when the last episode that may ask has ended.
+
+    They are given back even if this call is cancelled while it waits for the prefills to end.
+    """
     prefills = list(self._prefills.values())
     self._prefills.clear()
     for prefill in prefills:
       prefill.cancel()
-    for prefix in await asyncio.gather(*prefills, return_exceptions=True):
-      if not isinstance(prefix, BaseException):
-        prefix.release()
+      prefill.add_done_callback(_give_back)
+    await asyncio.gather(*prefills, return_exceptions=True)
+
+
+def _give_back(prefill: asyncio.Task[Prefix]) -> None:
+  if not prefill.cancelled() and prefill.exception() is None:
+    prefill.result().release()
 
 
 class TurnWatcher(Protocol):

@@ -16,6 +16,7 @@ from agentjax import models
 from agentjax.engine import Engine, EngineConfig
 from agentjax.recipes.arpo import BranchConfig, BranchSampler
 from agentjax.rollout.loop import collect
+from agentjax.rollout.program import SharedPrefixes
 from agentjax.rollout.scoring import MOST_THREADS
 from agentjax.tools.protocol import ToolResult, ToolStatus
 from agentjax.trajectory.record import Message, Status
@@ -309,3 +310,36 @@ def test_one_cancelled_episode_leaves_the_others_their_bits(engine):
 
   np.testing.assert_equal(content(asyncio.run(main())), alone)
   assert idle(engine)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_prefixes_are_given_back_even_where_that_is_cancelled(ended):
+  """As where another group fails while this one, which is done, gives its prefixes back."""
+
+  async def main():
+    engine = ScriptedEngine(lambda address, turn: say("hm"))
+    prefixes, asked = SharedPrefixes(engine), []
+    for i in range(3):
+      asked.append(asyncio.ensure_future(prefixes.get([1, i], ())))
+    await asyncio.gather(*asked)
+    assert engine.live_prefixes == 3
+    if not ended:  # its prefill does not heed that it is cancelled, but gives a prefix later
+      inner = engine.prefill
+
+      async def stubborn(*args, **kwargs):
+        with contextlib.suppress(asyncio.CancelledError):
+          await asyncio.sleep(0.05)
+        return await inner(*args, **kwargs)
+
+      engine.prefill = stubborn
+      late = asyncio.ensure_future(prefixes.get([2], ()))
+      await asyncio.sleep(0)
+      late.cancel()
+    releasing = asyncio.ensure_future(prefixes.release())
+    await asyncio.sleep(0)
+    releasing.cancel()
+    await asyncio.wait([releasing])
+    await asyncio.sleep(0.1)
+    assert engine.live_prefixes == 0
+
+  asyncio.run(main())
