@@ -12,7 +12,7 @@ import numpy as np
 from agentjax.engine.home import Home, readable
 from agentjax.engine.programs import Programs
 from agentjax.engine.publish import Weights
-from agentjax.engine.request import Chunk, DecodePlan
+from agentjax.engine.request import Chunk, DecodePlan, EngineError
 
 
 class LaneDevice:
@@ -51,6 +51,17 @@ class LaneDevice:
     moving = (p for each in self.programs.layers for p in (each.copy, each.write, each.read_blocks))
     programs = (*moving, self.programs.decode, *self.programs.extend.values())
     return ("place", "read", *(program.__name__ for program in programs))
+
+  @property
+  def in_use(self) -> Weights:
+    """The weights in use.
+
+    Raises:
+      EngineError: there are none.
+    """
+    if self.weights is None:
+      raise EngineError("no weights yet: call publish(params, version) first.")
+    return self.weights
 
   def use(self, weights: Weights | None) -> None:
     """Switches to published weights; None lets go of those in use."""
@@ -107,16 +118,14 @@ class LaneDevice:
 
   def extend(self, tokens: int, given: Sequence[np.ndarray | None]) -> Any:
     """Runs ``Programs.extend[tokens]``; gives what the routers chose, where recorded."""
-    assert self.weights is not None
     program = self.programs.extend[tokens]
-    self.state, experts = program(self.state, self.weights.params, *given)
+    self.state, experts = program(self.state, self.in_use.params, *given)
     self._count(program)
     return experts
 
   def decode(self, plan: DecodePlan) -> Chunk:
     """Runs ``Programs.decode``."""
-    assert self.weights is not None
-    self.state, chunk = self.programs.decode(self.state, self.weights.params, plan)
+    self.state, chunk = self.programs.decode(self.state, self.in_use.params, plan)
     self._count(self.programs.decode)
     return chunk
 

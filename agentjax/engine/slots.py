@@ -138,7 +138,6 @@ class SlotEngine:
     self._grammars: GrammarTable | None = None
     if config.grammar_states:
       self._grammars = GrammarTable(self.config, self.slots, model_config.vocab_size)
-    self._weights: Weights | None = None
     self.warm = False
     self.store = store or make_store(self.config)
     nothing = ((),) * len(self.tables)
@@ -192,9 +191,7 @@ class SlotEngine:
   @property
   def weights(self) -> Weights:
     """The weights in use."""
-    if self._weights is None:
-      raise EngineError("no weights yet: call publish(params, version) first.")
-    return self._weights
+    return self.device.in_use
 
   def publish(self, params: Params, version: int) -> None:
     """Copies new training parameters, of number ``version``, for all later dispatches.
@@ -205,8 +202,7 @@ class SlotEngine:
 
   def use(self, weights: Weights | None) -> None:
     """Switches to prepared weights; None frees those in use."""
-    if weights is not self._weights:
-      self._weights = weights
+    if weights is not self.device.weights:
       self.device.use(weights)
 
   def executables(self) -> tuple[str, ...]:
@@ -592,7 +588,8 @@ class SlotEngine:
     return stored
 
   def _snapshot(self, slot: int, blocks: Iterable[tuple[Stored, ...]]) -> Snapshot:
-    version = -1 if self._weights is None else self._weights.versions[self.policies[slot]]
+    weights = self.device.weights
+    version = -1 if weights is None else weights.versions[self.policies[slot]]
     state = self.store.add(self.device.read(slot))
     length, layout = int(self.lengths[slot]), self._layouts[slot]
     return Snapshot(state, tuple(blocks), length, version, layout)
