@@ -3,7 +3,7 @@ r"""GRPO on Nemotron 3 Super 120B-A12B at 64k tokens, planned for v5p:8x8x8 and 
   python -m agentjax.plan --config=configs/models/nemotron3_super_120b_a12b.py --topology=v5p:8x8x8
   python -m agentjax.plan --config=configs/models/nemotron3_super_120b_a12b.py \
       --topology=tpu7x:4x4x4 --config.mesh.fsdp=1 --config.mesh.context=16 \
-      --config.rl.microbatch_rows=8 --config.engine.mesh.tensor=8 --config.engine.slots=32
+      --config.rl.microbatch_rows=8 --config.engine.mesh.tensor=8 --config.engine.slots=16
   python -m agentjax.train --config=configs/models/nemotron3_super_120b_a12b.py \
       --workdir=RUN --config.pretrained=FOLDER
 
