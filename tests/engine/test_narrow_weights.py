@@ -76,7 +76,7 @@ def test_half_of_bfloat16_and_a_measured_gap_to_the_trainer():
   for name in (None, "int8", "fp8"):
     engine = SlotEngine(config, sizes(weight_dtype=name))
     engine.publish(params, 0)
-    held[name] = sum(w.nbytes for w in jax.tree.leaves(engine._weights.params.blocks))
+    held[name] = sum(w.nbytes for w in jax.tree.leaves(engine.weights.params.blocks))
     gaps[name] = gap_to_trainer(engine, params)
   assert gaps[None] < 2e-5 < gaps["int8"] < gaps["fp8"] < 0.3 and gaps["int8"] < 0.05
   assert held["int8"] == held["fp8"] < 0.3 * held[None]  # which is float32
