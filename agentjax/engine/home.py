@@ -31,7 +31,7 @@ class Home:
   devices: tuple[jax.Device, ...]
   mesh: jax.sharding.Mesh | None = None
 
-  @property
+  @functools.cached_property
   def processes(self) -> tuple[int, ...]:
     """Whose devices these are."""
     return processes_of(self.devices)
@@ -111,12 +111,12 @@ def make_homes(config: EngineConfig, devices: Sequence[jax.Device] | None) -> li
   """
   places = list(devices or jax.local_devices())
   size = config.mesh.size
-  together = len(processes_of(places))
+  processes = processes_of(places)
   check(
-    together == config.processes,
+    len(processes) == config.processes,
     "engine.processes",
     config.processes,
-    f"{together}, the number of processes whose devices sample together here",
+    f"{len(processes)}, the number of processes whose devices sample together here",
   )
   if size == 1:
     return [Home((places[i % len(places)],)) for i in range(config.lanes)]
@@ -127,16 +127,11 @@ def make_homes(config: EngineConfig, devices: Sequence[jax.Device] | None) -> li
     f"lanes of so few devices that engine.lanes={config.lanes} of them fit on the {len(places)} "
     "that sample",
   )
-  part, by_process = (
-    size // together,
-    [
-      [device for device in places if device.process_index == process]
-      for process in processes_of(places)
-    ],
-  )
+  each = size // len(processes)
+  of_processes = [[d for d in places if d.process_index == process] for process in processes]
   homes = []
   for i in range(config.lanes):
-    own = [d for found in by_process for d in found[i * part : (i + 1) * part]]
+    own = [d for found in of_processes for d in found[i * each : (i + 1) * each]]
     mesh = make_mesh(config.mesh, own)
     homes.append(Home(tuple(mesh.devices.flat), mesh))
   return homes

@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
@@ -80,8 +80,6 @@ class Mirror:
 
   def know(self, result: Any) -> None:
     """Numbers the arrays that a call gave."""
-    for array in jax.tree.leaves(result):
-      self._note(next(self._numbers), array)
 
   def published(self, weights: Sequence[Weights]) -> None:
     """Takes note of new weights of all lanes."""
@@ -95,8 +93,10 @@ class Mirror:
   def leave(self) -> None:
     """See ``Border``."""
 
-  def _note(self, number: int, array: jax.Array) -> None:
-    raise NotImplementedError
+  def _numbered(self, result: Any) -> Iterator[tuple[int, jax.Array]]:
+    """The arrays that a call gave, with the numbers that they have from now on."""
+    for array in jax.tree.leaves(result):
+      yield next(self._numbers), array
 
 
 class Leader(Mirror):
@@ -129,14 +129,13 @@ class Leader(Mirror):
 
   def tell(self, lane: int, name: str, arguments: tuple[Any, ...]) -> None:
     if self._begun:
-      self._send((lane, name, arguments))
+      self._send(lane, name, arguments)
 
   def enter(self) -> None:
-    self._send((0, _BORDER, ()))
+    self._send(0, _BORDER, ())
 
-  def _send(self, call: tuple[int, str, tuple[Any, ...]]) -> None:
+  def _send(self, lane: int, name: str, arguments: tuple[Any, ...]) -> None:
     freed = [self._freed.popleft() for _ in range(len(self._freed))]
-    lane, name, arguments = call
     buffer = io.BytesIO()
     _Pickler(buffer, self._by_id).dump((name, arguments, freed))
     for other in self._others:
@@ -148,9 +147,10 @@ class Leader(Mirror):
           "command again on every host."
         ) from error
 
-  def _note(self, number: int, array: jax.Array) -> None:
-    self._by_id[id(array)] = number
-    weakref.finalize(array, self._forget, id(array), number).atexit = False
+  def know(self, result: Any) -> None:
+    for number, array in self._numbered(result):
+      self._by_id[id(array)] = number
+      weakref.finalize(array, self._forget, id(array), number).atexit = False
 
   def _forget(self, identity: int, number: int) -> None:
     if self._by_id.get(identity) == number:
@@ -214,8 +214,8 @@ class Follower(Mirror):
         "Start the same command again on every host."
       ) from self._error
 
-  def _note(self, number: int, array: jax.Array) -> None:
-    self._arrays[number] = array
+  def know(self, result: Any) -> None:
+    self._arrays.update(self._numbered(result))
 
   def _follow(self, devices: Sequence[LaneDevice]) -> None:
     try:
@@ -251,6 +251,8 @@ class Follower(Mirror):
     """Weights that this process has published, or is about to."""
     with self._changed:
       self._changed.wait_for(lambda: self._closed or key in self._weights)
+      if key not in self._weights:
+        raise EOFError("closed before these weights were published here")
       return self._weights[key][lane]
 
   def _let_go(self, lane: int, weights: Weights | None) -> None:

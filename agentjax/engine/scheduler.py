@@ -216,7 +216,9 @@ class Scheduler:
       await asyncio.wait(tasks)
     self._publisher.release()
     self._weights.clear()  # in place: nothing else may keep them
-    for lane in self.lanes if not self._follows else ():
+    if self._follows:  # its lanes let go when the others' do
+      return
+    for lane in self.lanes:
       lane.slots.use(None)
 
   def close(self) -> None:
