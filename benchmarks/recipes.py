@@ -3,7 +3,8 @@ r"""Recipes beside plain GRPO on one world, from one warm start, with as many ep
   JAX_PLATFORMS=cpu python benchmarks/recipes.py --out=runs/recipes --recipes=grpo,kimi --seeds=3
   JAX_PLATFORMS=cpu python benchmarks/recipes.py --out=runs/recipes --world=configs/MY_WORLD.py
 
-A recipe is a file of ``configs`` with a function ``change(experiment)``; ``grpo`` changes nothing.
+A recipe is a file of ``configs`` with a function ``change(experiment)``; ``grpo`` changes nothing,
+and ``preset:NAME`` sets that objective alone, say ``--recipes=preset:dapo,preset:gspo``.
 The world is a config whose warm start is done once a seed. Every run plays as many episodes a step
 as the world's config does: with larger groups a step has fewer tasks. Episodes that a recipe plays
 besides (retries, replaced groups) are not taken off.
@@ -16,6 +17,7 @@ the same seed, each with the 95% interval of Student's t over seeds; with one se
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import json
 import pathlib
@@ -30,12 +32,15 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from agentjax.names import load_config_module
+from agentjax.objectives import preset
+from agentjax.recipes.presets import PRESETS
 from agentjax.text import SentencePieceTokenizer, TokenizerConfig
 from agentjax.training import Experiment, Run, load_experiment
 from agentjax.training.checkpoint import CheckpointConfig
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _FINISHED = "held_out.json"
+_PRESET = "preset:"
 PLAIN = "grpo"
 
 Change = Callable[[Experiment], Experiment]
@@ -62,13 +67,18 @@ class Estimate(NamedTuple):
 
 
 def find_changes() -> dict[str, Change]:
-  """By name of the file, without the world's: all configs with a ``change``."""
+  """By name of the file, without the world's: all configs with a ``change``; and all presets."""
   found: dict[str, Change] = {PLAIN: lambda experiment: experiment}
   for file in sorted(_CONFIGS.glob("*.py")):
     if "\ndef change(" in file.read_text():
       name = file.stem.removesuffix("_word_problems")
       found[name] = load_config_module(file).change
-  return found
+  return found | {f"{_PRESET}{name}": functools.partial(_give, name) for name in PRESETS}
+
+
+def _give(name: str, experiment: Experiment) -> Experiment:
+  experiment.rl.objective = preset(name)
+  return experiment
 
 
 def warm_start(world: pathlib.Path, seed: int, steps: int | None) -> Experiment:
@@ -148,7 +158,8 @@ def plot(results: Mapping[str, Sequence[float]], path: pathlib.Path) -> None:
 def main() -> None:
   changes = find_changes()
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("--recipes", default=",".join(changes), help="names, by commas")
+  configs = ",".join(name for name in changes if not name.startswith(_PRESET))
+  parser.add_argument("--recipes", default=configs, help="names, by commas")
   parser.add_argument("--world", type=pathlib.Path, default=_CONFIGS / "quickstart.py")
   parser.add_argument("--seeds", type=int, default=3)
   parser.add_argument("--steps", type=int, help="of reinforcement learning; the world's by default")

@@ -27,8 +27,13 @@ end
 """
 
 
+def change(experiment: Experiment) -> Experiment:
+  """Gives it the rules."""
+  experiment.guards.rules = AgentSpecConfig(text=_RULES)
+  return experiment
+
+
 def get_config() -> Experiment:
   experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
   experiment.name = "agentspec_word_problems"
-  experiment.guards.rules = AgentSpecConfig(text=_RULES)
-  return experiment
+  return change(experiment)

@@ -19,8 +19,13 @@ from agentjax.training import Experiment, load_experiment
 from agentjax.training.experiment import PhaseConfig
 
 
+def change(experiment: Experiment) -> Experiment:
+  """Gives it ten steps without questions."""
+  experiment.rl.phases = (PhaseConfig(steps=10, objective=preset("nsr_prerl"), context="response"),)
+  return experiment
+
+
 def get_config() -> Experiment:
   experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
   experiment.name = "dsrl_word_problems"
-  experiment.rl.phases = (PhaseConfig(steps=10, objective=preset("nsr_prerl"), context="response"),)
-  return experiment
+  return change(experiment)

@@ -19,11 +19,16 @@ from agentjax.training import Experiment, load_experiment
 from agentjax.worlds.question.word_problems import WordProblemConfig
 
 
+def change(experiment: Experiment) -> Experiment:
+  """Gives it chunks as the unit, and anchors in worked solutions of every problem."""
+  experiment.data.source = WordProblemConfig(levels=(1, 2, 3), direct_share=0.0)
+  experiment.world = AnchoredConfig()
+  experiment.rl.objective, experiment.rl.old_log_probs = preset("ipa"), "recomputed"
+  return experiment
+
+
 def get_config() -> Experiment:
   experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
   experiment.name = "ipa_word_problems"
-  experiment.data.source = WordProblemConfig(levels=(1, 2, 3), direct_share=0.0)
-  experiment.world = AnchoredConfig()
   experiment.supervised.steps = 60
-  experiment.rl.objective, experiment.rl.old_log_probs = preset("ipa"), "recomputed"
-  return experiment
+  return change(experiment)

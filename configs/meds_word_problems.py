@@ -18,14 +18,19 @@ from agentjax.text.answers import ANSWER_MARK
 from agentjax.training import Experiment, load_experiment
 
 
-def get_config() -> Experiment:
-  experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
-  experiment.name = "meds_word_problems"
+def change(experiment: Experiment) -> Experiment:
+  """Gives it DAPO's loss, few tasks, and a memory of their wrong answers."""
   experiment.data.train_size = 256
-  experiment.supervised.steps = 160
-  experiment.rl.steps = 80
   experiment.rl.objective = preset("dapo")
   experiment.rl.signals = (
     MedsConfig(marker=f"{ANSWER_MARK} ", alpha=0.1, beta=0.2, last_layers=2, radius=0.1),
   )
   return experiment
+
+
+def get_config() -> Experiment:
+  experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
+  experiment.name = "meds_word_problems"
+  experiment.supervised.steps = 160
+  experiment.rl.steps = 80
+  return change(experiment)

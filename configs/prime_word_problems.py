@@ -26,11 +26,16 @@ from agentjax.recipes.prime import OnlineConfig, ProcessConfig
 from agentjax.training import Experiment, OptimizerConfig, load_experiment
 
 
-def get_config() -> Experiment:
-  experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
-  experiment.name = "prime_word_problems"
+def change(experiment: Experiment) -> Experiment:
+  """Gives it process rewards of a model that learns beside the policy."""
   experiment.rl.objective = preset("prime")
   experiment.rl.process = ProcessConfig(
     centre="leave_one_out", online=OnlineConfig(OptimizerConfig(learning_rate=1e-4))
   )
   return experiment
+
+
+def get_config() -> Experiment:
+  experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
+  experiment.name = "prime_word_problems"
+  return change(experiment)

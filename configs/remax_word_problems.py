@@ -14,10 +14,15 @@ from agentjax.objectives import preset
 from agentjax.training import Experiment, load_experiment
 
 
+def change(experiment: Experiment) -> Experiment:
+  """Gives it single episodes and a greedy one beside each."""
+  experiment.rollout.group_size = 1
+  experiment.rl.objective = preset("remax")
+  return experiment
+
+
 def get_config() -> Experiment:
   experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
   experiment.name = "remax_word_problems"
-  experiment.rollout.group_size = 1
   experiment.rl.tasks_per_step = 64
-  experiment.rl.objective = preset("remax")
-  return experiment
+  return change(experiment)

@@ -15,11 +15,16 @@ from agentjax.recipes.sppo import PromptCriticConfig
 from agentjax.training import Experiment, OptimizerConfig, load_experiment
 
 
-def get_config() -> Experiment:
-  experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
-  experiment.name = "sppo_word_problems"
+def change(experiment: Experiment) -> Experiment:
+  """Gives it single episodes and a critic that reads prompts."""
   experiment.rollout.group_size = 1
-  experiment.rl.tasks_per_step = 128
   experiment.rl.objective = preset("sppo")
   experiment.rl.critic = PromptCriticConfig(optimizer=OptimizerConfig(learning_rate=1e-3))
   return experiment
+
+
+def get_config() -> Experiment:
+  experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
+  experiment.name = "sppo_word_problems"
+  experiment.rl.tasks_per_step = 128
+  return change(experiment)

@@ -99,11 +99,7 @@ def test_the_plain_runs_beside_the_recipes_are_flags():
     "--config.supervised.token_sets=none",
   ).supervised
   assert (plain.optimizer.direction, plain.token_sets) == (None, None)
-  aepo = _with_flags(
-    "arpo_word_problems",
-    "--config.rl.objective.advantage.terms=entropy",
-    "--config.rl.objective.function=agentjax.recipes.credit.entropy:entropy_balanced_clip",
-  ).rl.objective
+  aepo = _with_flags("aepo_word_problems").rl.objective
   assert [term.chosen for term in aepo.advantage.terms] == ["entropy"]
   assert load_function(aepo.function) is entropy_balanced_clip
   tasks = _with_flags("tessy_word_problems", "--config.data.source=word_problems")

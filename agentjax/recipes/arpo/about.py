@@ -44,13 +44,7 @@ RECIPES = (
       "beyond the clip bound."
     ),
     commands=(
-      (
-        "python -m agentjax.train --config=configs/arpo_word_problems.py --workdir=runs/aepo \\\n"
-        "  --config.rollout.sampler.budget=entropy --config.rollout.sampler.rule=threshold \\\n"
-        "  --config.rollout.sampler.penalty=0.05 --config.rl.objective.advantage.terms=entropy "
-        "\\\n"
-        "  --config.rl.objective.function=agentjax.recipes.credit.entropy:entropy_balanced_clip"
-      ),
+      "python -m agentjax.train --config=configs/aepo_word_problems.py --workdir=runs/aepo",
     ),
     tests=(
       "tests/recipes/arpo",
