@@ -94,7 +94,12 @@ def warm_start(world: pathlib.Path, seed: int, steps: int | None) -> Experiment:
 
 
 def experiment_of(
-  world: pathlib.Path, change: Change, seed: int, steps: int | None, warm: pathlib.Path
+  world: pathlib.Path,
+  change: Change,
+  seed: int,
+  warm: pathlib.Path,
+  steps: int | None = None,
+  held_out: int | None = None,
 ) -> Experiment:
   """A recipe on the world, from the warm start, with as many episodes a step."""
   experiment = load_experiment(world)
@@ -108,7 +113,10 @@ def experiment_of(
   if steps is not None:
     experiment.rl.steps = steps
   experiment.checkpoint = CheckpointConfig(every=10_000)
-  experiment.evaluation.every = 0
+  if held_out is not None:
+    experiment.data.test_size = experiment.evaluation.tasks = held_out
+  experiment.evaluation.every = experiment.evaluation.samples = 0
+  experiment.evaluation.pass_at = ()
   experiment = change(experiment)
   experiment.rl.tasks_per_step = max(episodes // experiment.rollout.group_size, 1)
   return experiment
@@ -164,6 +172,7 @@ def main() -> None:
   parser.add_argument("--seeds", type=int, default=3)
   parser.add_argument("--steps", type=int, help="of reinforcement learning; the world's by default")
   parser.add_argument("--warm_steps", type=int, help="of the warm start; the world's by default")
+  parser.add_argument("--held_out", type=int, help="tasks to evaluate; the world's by default")
   parser.add_argument("--out", type=pathlib.Path, required=True)
   options = parser.parse_args()
   names = [PLAIN, *(n for n in options.recipes.split(",") if n != PLAIN)]
@@ -174,7 +183,9 @@ def main() -> None:
     warm = options.out / f"warm_{seed}"
     train(warm_start(options.world, seed, options.warm_steps), warm)
     for name in names:
-      made = experiment_of(options.world, changes[name], seed, options.steps, warm)
+      made = experiment_of(
+        options.world, changes[name], seed, warm, options.steps, options.held_out
+      )
       found = train(made, options.out / f"{name}_{seed}")
       results[name].append(found["after"])
       print(f"seed {seed}: {name} {found['before']:.3f} -> {found['after']:.3f}", flush=True)

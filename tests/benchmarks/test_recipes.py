@@ -1,12 +1,21 @@
 """The comparison of recipes: intervals, the table, and a short run of two of them."""
 
+import dataclasses
+import pathlib
 import sys
 
 import pytest
 from absl import logging
 
+from agentjax.objectives import preset
+from agentjax.text import TokenizerConfig
+from agentjax.text.tokenizer import build_tokenizer
+from agentjax.training import load_experiment
 from benchmarks import recipes
 from benchmarks.recipes import Estimate, table
+
+QUICKSTART = pathlib.Path(recipes.__file__).parents[1] / "configs" / "quickstart.py"
+CHANGES = recipes.find_changes()
 
 
 def test_the_interval_is_that_of_student_over_seeds():
@@ -23,9 +32,29 @@ def test_the_best_stands_first_beside_plain_grpo():
   assert "10.0% [10.0, 10.0]" in rows[0] and "-10.0%" in rows[2] and rows[1].endswith("|  |")
 
 
-def test_every_change_is_a_config_of_the_same_name():
-  changes = recipes.find_changes()
-  assert {"grpo", "kimi", "ppr", "agent0", "grpo_roc"} <= changes.keys()
+def test_every_change_is_a_config_of_the_same_name_or_a_preset():
+  assert {"grpo", "kimi", "ppr", "agent0", "grpo_roc", "aepo", "preset:dapo"} <= CHANGES.keys()
+  changed = CHANGES["preset:gspo"](load_experiment(QUICKSTART))
+  assert changed.rl.objective == preset("gspo")
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory):
+  """A folder with a vocabulary, and no policy."""
+  folder = tmp_path_factory.mktemp("warm")
+  words = TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=300)
+  build_tokenizer(words, lines=["Mia has 24 books. Leo gives Mia 17."] * 9, directory=folder)
+  return folder
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if ":" not in name])
+def test_a_recipe_plays_as_many_episodes_of_the_same_problems(name, warm):
+  made = recipes.experiment_of(QUICKSTART, CHANGES[name], 3, warm, held_out=64)
+  made.validate()
+  whole = made.rl.tasks_per_step * made.rollout.group_size
+  assert abs(whole - 128) < made.rollout.group_size
+  assert (made.seed, made.data.test_size, made.evaluation.tasks) == (3, 64, 64)
+  assert made.model == dataclasses.replace(load_experiment(QUICKSTART).model, vocab_size=300)
 
 
 @pytest.mark.slow
