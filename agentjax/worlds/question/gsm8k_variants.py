@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 
 from agentjax.tools.calculator import CalculatorError, evaluate, format_value
@@ -65,7 +65,7 @@ def vary(question: str, solution: str, source: random.Random) -> tuple[str, str]
     drawn = {n: _draw(n, source) if source.random() < 0.7 else n for n in free}
     renamed = _solve(solution, {n: n for n in stated} | drawn)
     if renamed is not None and any(old != new for old, new in drawn.items()):
-      return _retell(question, drawn), _rewrite(solution, renamed)
+      return _replace(_NUMBER, question, drawn), _rewrite(solution, renamed)
   return None
 
 
@@ -115,38 +115,31 @@ def _solve(solution: str, renamed: Mapping[Fraction, Fraction]) -> dict[Fraction
 
 
 def _in_expression(expression: str, known: Renamed) -> str:
-  return _LITERAL.sub(_replacing(known), expression.replace(",", ""))
-
-
-def _retell(text: str, known: Renamed) -> str:
-  return _NUMBER.sub(_replacing(known), text)
+  return _replace(_LITERAL, expression.replace(",", ""), known)
 
 
 def _rewrite(solution: str, known: Renamed) -> str:
-  """Annotations by the calculator's grammar, all between them by the words'."""
+  """All annotations, and the words between them."""
   written, start = [], 0
   for found in _ANNOTATION.finditer(solution):
     expression = _in_expression(found.group(1), known)
     written += [
-      _words(solution[start : found.start()], known),
+      _replace(_BESIDE_OPERATORS, solution[start : found.start()], known),
       f"<<{expression}={format_value(evaluate(expression))}>>",
     ]
     start = found.end()
-  return "".join([*written, _words(solution[start:], known)])
+  return "".join([*written, _replace(_BESIDE_OPERATORS, solution[start:], known)])
 
 
-def _words(text: str, known: Renamed) -> str:
-  """In a solution a number stands also beside operators, as in ``48/2=``."""
-  return _BESIDE_OPERATORS.sub(_replacing(known), text)
+def _replace(numbers: re.Pattern[str], text: str, known: Renamed) -> str:
+  """The text, with the numbers that have become others."""
 
-
-def _replacing(known: Renamed) -> Callable[[re.Match[str]], str]:
   def replaced(found: re.Match[str]) -> str:
     old = _value(found.group())
     new = known.get(old, old)
     return found.group() if new == old else format_value(new)
 
-  return replaced
+  return numbers.sub(replaced, text)
 
 
 def _value(number: str) -> Fraction:
