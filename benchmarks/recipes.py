@@ -127,6 +127,8 @@ def train(experiment: Experiment, directory: pathlib.Path) -> dict[str, float]:
   file = directory / _FINISHED
   if not file.exists():
     report = Run(experiment, directory, console=Console(file=io.StringIO())).train()
+    if not report.finished:
+      raise SystemExit(f"{directory}: interrupted; the same command goes on from here")
     found = {"before": report.before, "after": report.after}
     file.write_text(json.dumps({k: v["greedy"] for k, v in found.items() if v}))
   return json.loads(file.read_text())

@@ -10,7 +10,7 @@ from absl import logging
 from agentjax.objectives import preset
 from agentjax.text import TokenizerConfig
 from agentjax.text.tokenizer import build_tokenizer
-from agentjax.training import load_experiment
+from agentjax.training import RunReport, load_experiment
 from benchmarks import recipes
 from benchmarks.recipes import Estimate, table
 
@@ -55,6 +55,20 @@ def test_a_recipe_plays_as_many_episodes_of_the_same_problems(name, warm):
   assert abs(whole - 128) < made.rollout.group_size
   assert (made.seed, made.data.test_size, made.evaluation.tasks) == (3, 64, 64)
   assert made.model == dataclasses.replace(load_experiment(QUICKSTART).model, vocab_size=300)
+
+
+def test_an_interrupted_run_is_not_taken_for_a_finished_one(tmp_path, monkeypatch):
+  class Interrupted:
+    def __init__(self, experiment, directory, console):
+      directory.mkdir()
+
+    def train(self):
+      return RunReport(tmp_path, {"greedy": 0.1}, {}, 3, finished=False)
+
+  monkeypatch.setattr(recipes, "Run", Interrupted)
+  with pytest.raises(SystemExit, match="the same command goes on"):
+    recipes.train(load_experiment(QUICKSTART), tmp_path / "grpo_0")
+  assert not list((tmp_path / "grpo_0").iterdir())
 
 
 @pytest.mark.slow
