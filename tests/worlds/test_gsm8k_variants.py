@@ -107,9 +107,9 @@ def test_a_share_of_demonstrations_states_the_answer_at_once(tmp_path):
 
 
 @pytest.mark.skipif(DATA is None, reason="AGENTJAX_DATA is not set")
-def test_variants_of_all_of_gsm8k_state_what_they_calculate():
-  tasks = read_gsm8k(os.path.join(DATA, "gsm8k", "train.jsonl"), variants=1)
-  assert len(tasks) > 7473 + 4000
-  for task in tasks[7473:]:
+def test_variants_of_gsm8k_state_what_they_calculate():
+  tasks = read_gsm8k(os.path.join(DATA, "gsm8k", "train.jsonl"), limit=1500, variants=1)
+  assert len(tasks) > 1500 + 800
+  for task in tasks[1500:]:
     stated = [evaluate(m.tool_calls[0].arguments["expression"]) for m in task.demonstration[:-1:2]]
     assert evaluate(task.answer) in stated or task.answer in task.prompt[0].content
