@@ -103,7 +103,7 @@ def read_gsm8k(
     solution = require_text(row, "answer", path, line)
     try:
       tasks.append(_task(first_id + line - 1, question, solution))
-    except (CalculatorError, ValueError) as error:
+    except ValueError as error:
       raise DataError(str(error), path, line) from error
     rows.append((line, question, solution))
   for copy in range(1, variants + 1):
