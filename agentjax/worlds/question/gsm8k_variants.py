@@ -3,8 +3,8 @@
 The calculator annotations of a solution say where each number comes from, so a row can be told
 again with others (as templates made by hand do in GSM-Symbolic, 2410.05229; the rules are ours):
 
-* most whole numbers that a question states once, and a calculation uses, are drawn anew, from half
-  to twice as much; 0, 1, 2 and numbers that are usually constants (7 days, 60 minutes) stay;
+* most whole numbers that a question states once, be it in words, in 20% or in 1/4, and that a
+  calculation uses, are drawn anew, from half to twice as much; 0, 1, 2 and numbers that are usually constants (7 days, 60 minutes) stay;
 * every calculation is done again. All results are positive, whole ones stay whole, others have at
   most two decimals;
 * the words of the solution state the new numbers.
@@ -26,6 +26,7 @@ from fractions import Fraction
 from agentjax.tools.calculator import CalculatorError, evaluate, format_value
 
 _NUMBER = re.compile(r"(?<![\w.,/])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w%/]|[.,]\d)")
+# In a solution also the parts of 48/2= are numbers by themselves.
 _BESIDE_OPERATORS = re.compile(r"(?<![\w.,])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\w|[.,]\d)")
 _LITERAL = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 _ANNOTATION = re.compile(r"<<([^<>]*)=([^<>=]*)>>")
@@ -54,11 +55,12 @@ def vary(question: str, solution: str, source: random.Random) -> tuple[str, str]
   """
   if not _explained(question, solution):
     return None
-  used = _numbers(" ".join(expression for expression, _ in _ANNOTATION.findall(solution)))
-  stated = [_value(found.group()) for found in _NUMBER.finditer(question)]
+  used = set(_numbers(" ".join(expression for expression, _ in _ANNOTATION.findall(solution))))
+  stated = [*_numbers(question), *_in_words(question)]  # with those of 20% and 1/4
+  alone = [_value(found.group()) for found in _NUMBER.finditer(question)]
   free = [
     n
-    for n in stated
+    for n in alone
     if n.denominator == 1 and n not in _CONSTANTS and stated.count(n) == 1 and n in used
   ]
   for _ in range(_TRIES if free else 0):
@@ -71,21 +73,25 @@ def vary(question: str, solution: str, source: random.Random) -> tuple[str, str]
 
 def _explained(question: str, solution: str) -> bool:
   """Whether all numbers of calculations come from the question, a result, or custom."""
-  text = question.lower()
-  known = _numbers(text) | _CONSTANTS
-  known |= {Fraction(n) for word in re.findall(r"[a-z]+", text) for n in _WORDS.get(word, ())}
-  for percent in re.findall(r"(\d*\.?\d+)%", text):
+  known = {*_numbers(question), *_in_words(question), *_CONSTANTS}
+  for percent in re.findall(r"(\d*\.?\d+)%", question):
     share = Fraction(percent) / 100
     known |= {share, 1 - share, 1 + share}
   for expression, result in _ANNOTATION.findall(solution):
-    if not _numbers(expression) <= known:
+    if not known.issuperset(_numbers(expression)):
       return False
-    known |= _numbers(result)
+    known.update(_numbers(result))
   return True
 
 
-def _numbers(text: str) -> set[Fraction]:
-  return {_value(found) for found in _LITERAL.findall(text.replace(",", ""))}
+def _numbers(text: str) -> list[Fraction]:
+  """All that stand in digits, wherever they stand."""
+  return [_value(found) for found in _LITERAL.findall(text.replace(",", ""))]
+
+
+def _in_words(text: str) -> list[Fraction]:
+  words = re.findall(r"[a-z]+", text.lower())
+  return [Fraction(number) for word in words for number in _WORDS.get(word, ())]
 
 
 def _draw(number: Fraction, source: random.Random) -> Fraction:
