@@ -3,8 +3,9 @@
 The calculator annotations of a solution say where each number comes from, so a row can be told
 again with others (as templates made by hand do in GSM-Symbolic, 2410.05229; the rules are ours):
 
-* most whole numbers that a question states once, be it in words, in 20% or in 1/4, and that a
-  calculation uses, are drawn anew, from half to twice as much; 0, 1, 2 and numbers that are usually constants (7 days, 60 minutes) stay;
+* most whole numbers that a question states once, and a calculation uses, are drawn anew, from half
+  to twice as much; 0, 1, 2 and numbers that are usually constants (7 days, 60 minutes) stay, and
+  those that stand in words, in 20% or in 1/4;
 * every calculation is done again. All results are positive, whole ones stay whole, others have at
   most two decimals;
 * the words of the solution state the new numbers.
