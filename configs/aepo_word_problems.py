@@ -4,8 +4,9 @@ r"""AEPO on word problems: ARPO with a budget by entropy, and uncertain tokens t
 
 2510.14545, which we know second-hand and from a port: the entropies of a first episode decide how
 many of the others branch, branches that follow one another on a path become rarer, and advantages
-grow with the entropy of the token, whose gradient outlives the clip bound. Clip bounds and the
-floor of the factor are ours. Everything else is configs/arpo_word_problems.py.
+grow with the entropy of the token, whose gradient outlives the clip bound. Clip bounds, the floor
+of the factor and the four updates a batch are ours: with one update the ratio is 1 and no bound
+acts. Everything else is configs/arpo_word_problems.py.
 """
 
 import pathlib
@@ -27,6 +28,7 @@ def change(experiment: Experiment) -> Experiment:
     PolicyLossConfig(),
     function="agentjax.recipes.credit.entropy:entropy_balanced_clip",
   )
+  experiment.rl.minibatches = 4
   return experiment
 
 

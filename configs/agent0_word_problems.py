@@ -5,8 +5,9 @@ r"""Agent0's solver on word problems without answers: the majority of a group is
       --config.rl.objective=grpo
 
 2511.16043 and its code: groups of 16, tasks with an agreement of .3 to .8, ADPO with s_min .6 and a
-KL of .01. World, model, warm start and rates are those of configs/quickstart.py. The part
-"exact_match" is watched and not paid. The second command is GRPO on the same labels.
+KL of .01. Four updates a batch are ours: with one the ratio is 1 and no clip bound acts. World,
+model, warm start and rates are those of configs/quickstart.py. The part "exact_match" is watched
+and not paid. The second command is GRPO on the same labels.
 """
 
 import pathlib
@@ -28,6 +29,7 @@ def change(experiment: Experiment) -> Experiment:
   experiment.rl.selection = SelectionConfig(
     rule="band", score="agentjax.recipes.agent0:consistency", above=0.3, below=0.8
   )
+  experiment.rl.minibatches = 4
   return experiment
 
 

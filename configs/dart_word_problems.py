@@ -3,7 +3,8 @@ r"""DART on word problems: stored successes for groups that failed, weights agai
   python -m agentjax.train --config=configs/dart_word_problems.py --workdir=runs/dart
 
 The code of DART-GUI: bounds .1 / .28, dual clip 10, KL .1, weights min(pi_old / pi_rollout, 1) on
-tokens, one update after another while episodes go on. World, model, warm start and rates are those
+tokens, one update after another while episodes go on. The bounds act only with several updates a
+batch (--config.rl.minibatches=4); here there is one. World, model, warm start and rates are those
 of configs/quickstart.py.
 """
 
@@ -29,7 +30,8 @@ RECIPES = (
     ),
     tests=("tests/recipes/test_losses_of_methods.py", "tests/recipes/selectors"),
     data="word problems, generated; the paper's are tasks on a screen",
-    ours="staleness 1; successes come from the run alone",
+    ours="staleness 1; one update a batch, with which clip bounds do not act; successes come from "
+    "the run alone",
     missing=(
       "The numbers of episodes by task and the choice of the 80% most uncertain turns, "
       "which its code has switched off"

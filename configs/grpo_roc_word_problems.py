@@ -5,8 +5,9 @@ r"""GRPO-RoC on word problems: of 16 episodes 8 are trained on, the successes wi
       --config.rl.signals= --config.rollout.group_size=8
 
 2508.20722 samples 32 and keeps 16, with bounds .2 / .28, no KL and no entropy bonus; groups whose
-rewards are all alike are not trained on. The second command is plain GRPO with as many episodes an
-update. Model, warm start and rates are those of the quickstart. No figures yet.
+rewards are all alike are not trained on. The bounds act only with several updates a batch
+(--config.rl.minibatches=4); here there is one. The second command is plain GRPO with as many
+episodes an update. Model, warm start and rates are those of the quickstart. No figures yet.
 """
 
 import dataclasses

@@ -7,7 +7,8 @@ r"""One domain of LongCat-Flash-Thinking, from the policy of the quickstart.
       --config.data.source.program_share=1
 
 2509.18883: domains are trained side by side and fused (``agentjax.recipes.longcat.fuse``). Loss and
-constants are those of the preset "longcat"; groups without a difference are not trained on, and
+constants are those of the preset "longcat", whose clip bounds act only with several updates a batch
+(--config.rl.minibatches=4; here there is one); groups without a difference are not trained on, and
 neither are episodes that were cut off.
 """
 

@@ -19,6 +19,7 @@ _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _TOY = ("agentspec", "meds", "moclip", "self_play_preference", "sppo", "tessy")
 _COMBINED = """a3t agent0 agent_rlvr agentcpm artist dart deep_analyze grpo_tcr ipa istar kimi
 ppr""".split()
+_CHANGES = dict.fromkeys(("agent0", "grpo_tcr"), ("--config.rl.tasks_per_step=4",))
 _FROM_FILES = """c2_judged genrm_judged rational_rewards_judged rubric_judged
 supervised""".split()
 
@@ -39,7 +40,7 @@ def test_a_config_is_valid(name):
     ("sppo_word_problems", ("--config.rl.tasks_per_step=8",)),
     ("tree_search_sokoban", ()),
     ("tree_search_sokoban", ("--config.rollout.sampler.rule=uct",)),
-    *((f"{name}_word_problems", ()) for name in _COMBINED),
+    *((f"{name}_word_problems", _CHANGES.get(name, ())) for name in _COMBINED),
     ("interplay", ()),
     ("mua_rl_shop", ()),
     ("turn_gae_sokoban", ("--config.rl.phases=",)),

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, policy_objective, prepare
+from agentjax.recipes.scorers.lengths import overlong
 from agentjax.training import load_experiment
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack, to_sequences
-from agentjax.trajectory.record import Reward
+from agentjax.trajectory.record import Reward, Task
 
 _CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 _GRPO = ObjectiveConfig()
@@ -76,9 +77,27 @@ def test_an_unlikely_token_may_rise_further():
 
 def test_the_penalty_grows_over_the_last_fifth_of_the_budget():
   experiment = load_experiment(_CONFIGS / "grpo_tcr_word_problems.py")
-  overlong = experiment.reward.settings["overlong"]
-  assert (overlong.limit, overlong.buffer, overlong.penalty) == (160, 32, 1.0)
+  settings = experiment.reward.settings["overlong"]
+  assert (settings.limit, settings.buffer, settings.penalty) == (96, 19, 1.0)
   assert (experiment.rl.selection.above, experiment.rl.selection.refill) == (0.0, 10)
+
+
+def test_an_episode_has_room_for_the_whole_penalty():
+  """The longest prompt has 57 tokens, and the results of a worked solution up to 21."""
+  experiment = load_experiment(_CONFIGS / "grpo_tcr_word_problems.py")
+  score = overlong(experiment.reward.settings["overlong"])
+  longest = episode(0, 0.0, tokens=experiment.rollout.max_total_tokens - 57 - 21)
+  assert score(longest, Task(0, (), "", "x")) <= -1
+  assert score(episode(0, 0.0, tokens=51), Task(0, (), "", "x")) == 0  # the longest solution
+
+
+# Clip rules
+
+
+@pytest.mark.parametrize("name", ["grpo_tcr", "aepo", "agent0"])
+def test_a_method_of_clip_bounds_has_updates_on_which_they_act(name):
+  stage = load_experiment(_CONFIGS / f"{name}_word_problems.py").rl
+  assert stage.minibatches * stage.epochs == 4
 
 
 # DART

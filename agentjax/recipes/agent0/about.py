@@ -16,7 +16,7 @@ RECIPES = (
     ),
     tests=("tests/recipes/agent0", "tests/recipes/credit/test_terms.py"),
     data="word problems, generated, whose answers are not read",
-    ours="agreement is that of the group itself, not of an earlier round",
+    ours="agreement is that of the group itself, not of an earlier round; four updates a batch",
     missing="Author and solver in turns, in one run",
     page="objectives.md#terms",
   ),

@@ -51,7 +51,7 @@ RECIPES = (
       "tests/recipes/credit/test_terms.py",
     ),
     data="word problems, generated",
-    ours="clip bounds; the floor of the factor; alpha is the port's",
+    ours="clip bounds; the floor of the factor; four updates a batch; alpha is the port's",
     page="objectives.md#terms",
   ),
 )

@@ -15,6 +15,6 @@ RECIPES = (
     ),
     tests=("tests/recipes/grpo_roc",),
     data="word problems, generated",
-    ours="sizes and rates",
+    ours="sizes and rates; one update a batch, with which clip bounds do not act (rl.minibatches)",
   ),
 )

@@ -25,7 +25,8 @@ RECIPES = (
     ),
     tests=("tests/recipes/longcat", "tests/objectives/test_nine_losses.py"),
     data="word problems, generated, of two kinds",
-    ours="clip bounds, C and T_max; the share that is dropped and the measure of size",
+    ours="clip bounds, which act only with several updates a batch (rl.minibatches; here there is "
+    "one), C and T_max; the share that is dropped and the measure of size",
     missing="Lengths by domain, filters with replacement and DORA's versions",
     page="objectives.md#methods",
   ),
