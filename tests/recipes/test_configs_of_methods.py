@@ -35,6 +35,9 @@ def experiment(name):
     ("deep_analyze_word_problems", {"exact_match": 0, "format": 1, "tool_errors": 0}, 0.5),
     ("a3t_word_problems", {"exact_match": 1}, 1),
     ("a3t_word_problems", {"exact_match": 0}, -1),
+    # IPA: its negatives, and a success of the value at which its anchors move.
+    ("ipa_word_problems", {"exact_match": 1}, 1),
+    ("ipa_word_problems", {"exact_match": 0}, -1),
   ],
 )  # fmt: skip
 def test_a_reward_is_that_of_the_method(name, parts, paid):

@@ -9,6 +9,7 @@ import pytest
 
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, policy_objective, prepare
 from agentjax.recipes.scorers.lengths import overlong
+from agentjax.rewards.formula import Formula
 from agentjax.training import load_experiment
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack, to_sequences
@@ -130,6 +131,19 @@ def test_with_successes_alone_it_is_supervised_learning_on_them():
   found = pulls(objective("a3t_word_problems"), [episode(0, 1.0, 3), episode(1, 0.0, 2)])
   np.testing.assert_allclose(found[0], [0.5] * 3)
   np.testing.assert_allclose(found[1], [0.0] * 2)
+
+
+# IPA
+
+
+def test_failures_are_learnt_with_the_clipped_ratio_and_successes_with_weight_1():
+  experiment = load_experiment(_CONFIGS / "ipa_word_problems.py")
+  pay = Formula(experiment.reward.formula)
+  rewards = [pay.evaluate({"exact_match": Reward(found)}).value for found in (1.0, 0.0, 0.0)]
+  assert rewards[0] >= experiment.world.success > rewards[1]
+  group = [episode(i, reward) for i, reward in enumerate(rewards)]
+  found = pulls(experiment.rl.objective, group, [0.5, 0.5, 2.0])
+  np.testing.assert_allclose([p[0] * 3 for p in found], [1.0, -0.5, -1.0], rtol=1e-5)
 
 
 # Kimi
