@@ -15,6 +15,7 @@ import dataclasses
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -100,7 +101,7 @@ def _rows(path: str | os.PathLike[str]) -> Iterator[tuple[int | None, str, dict[
       values = json.loads(stream.read().decode("utf-8"))
   except FileNotFoundError:
     raise DataError("no such file", path) from None
-  except (OSError, EOFError, ValueError, RecursionError) as error:
+  except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
     raise DataError(f"cannot be read as JSON: {error}", path) from error
   single = isinstance(values, dict)
   rows = [values] if single else values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,7 +38,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, An
         if blank is not None:
           raise DataError("blank line between rows", path, blank)
         yield line, _parse(raw, path, line)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
       raise DataError(f"cannot be read past here: {error}", path, line + 1) from error
   if line == 0 or blank == 1:
     raise DataError("the file holds no rows", path)

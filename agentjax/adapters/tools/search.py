@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import types
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -284,7 +285,7 @@ def _lines(path: str) -> Iterator[tuple[str, str]]:
       for number, line in enumerate(file, start=1):
         if line.strip():
           yield f"{path}:{number}", line
-  except (OSError, EOFError, UnicodeDecodeError) as error:
+  except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
     raise ConfigError(f"tools.settings.search.corpus: {path} cannot be read ({error}).") from error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import hashlib
 import pathlib
 import random
@@ -15,6 +14,7 @@ from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl, require_text
 from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
+from agentjax.data.text_file import read_text
 from agentjax.text.answers import mark_answer, read_marked_answer
 from agentjax.trajectory.record import Message, Task
 
@@ -164,9 +164,7 @@ class PassageConfig(TaskSource):
       raise DataError("no *.txt or *.txt.gz that config.data.source.files names", folder)
     sides: tuple[list[Task], list[Task]] = ([], [])
     for path in found:
-      opener = gzip.open if path.suffix == ".gz" else open
-      with opener(path, "rt", encoding="utf-8") as stream:
-        text = stream.read()
+      text = read_text(path)
       border = len(text) * 9 // 10
       for side, part, first in zip(
         sides, (text[:border], text[border:]), (0, FIRST_TEST_ID), strict=True

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import pathlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from agentjax.adapters.tools.search import Document
 from agentjax.config import Config, ConfigError, FilePath, NonNegativeInt, PositiveInt, check
-from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl, require_text
+from agentjax.data.text_file import read_text
 from agentjax.recipes.kv_packets.questions import Questions
 from agentjax.recipes.kv_packets.training import AdapterTraining
 
@@ -78,7 +76,7 @@ class LessonsConfig(Config):
     return found
 
   def _of_text(self, encode: Encode, rng: np.random.Generator) -> Questions:
-    ids = np.concatenate([np.asarray(encode(_read(path)), np.int32) for path in self.text])
+    ids = np.concatenate([np.asarray(encode(read_text(path)), np.int32) for path in self.text])
     whole = self.tokens + self.prompt
     _need(len(ids) > self.documents * whole, "lessons.text", len(ids), self.documents * whole)
     documents = np.empty((self.count, self.documents, self.tokens), np.int32)
@@ -120,14 +118,6 @@ class LessonsConfig(Config):
     preamble = np.full((self.count, 1), begin, np.int32)
     unknown = np.zeros((self.count, self.answer), np.int32)  # the model's own take their place
     return Questions(preamble, documents, prompts, unknown)  # type: ignore[arg-type]
-
-
-def _read(path: str) -> str:
-  try:
-    data = pathlib.Path(path).read_bytes()
-    return (gzip.decompress(data) if path.endswith(".gz") else data).decode("utf-8")
-  except (OSError, EOFError, UnicodeDecodeError) as error:
-    raise DataError(f"cannot be read as text: {error}", path) from error
 
 
 def _need(enough: bool, name: str, found: int, wanted: int) -> None:

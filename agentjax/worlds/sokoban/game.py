@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import gzip
 import os
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 
 from agentjax.config import Range, check
+from agentjax.data.text_file import read_text
 from agentjax.trajectory.record import Message, Task
 from agentjax.world.environment import Environment
 from agentjax.world.games import TurnGameConfig
@@ -209,7 +208,7 @@ def sokoban_tasks(
 
   Raises:
     ConfigError: too few levels.
-    OSError: the file cannot be read.
+    DataError: the file cannot be read.
   """
   if config.levels is not None:
     known = list(read_levels(config.levels))
@@ -233,11 +232,13 @@ def sokoban_tasks(
 
 
 def read_levels(path: str | os.PathLike[str]) -> Iterator[list[str]]:
-  """Levels of a file: rows of signs, each level after a line that begins with ``;``."""
-  raw = pathlib.Path(path).read_bytes()
-  text = (gzip.decompress(raw) if str(path).endswith(".gz") else raw).decode()
+  """Levels of a file: rows of signs, each level after a line that begins with ``;``.
+
+  Raises:
+    DataError: the file cannot be read.
+  """
   rows: list[str] = []
-  for line in (*text.splitlines(), ";"):
+  for line in (*read_text(path).splitlines(), ";"):
     if line.startswith(";"):
       if rows:
         yield rows

@@ -15,6 +15,7 @@ import os
 import pathlib
 import re
 import sqlite3
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -303,7 +304,7 @@ def read_recorded_sql(path: str | os.PathLike[str]) -> list[RecordedSqlEpisode]:
     raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     values = json.loads(raw)
     episodes = [_recorded(episode) for episode in values.values()]
-  except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+  except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
     raise DataError(f"not a file of recorded SQL episodes: {error!r}", path) from error
   return sorted(episodes, key=lambda episode: episode.task_id)
 

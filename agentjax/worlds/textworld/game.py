@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import lzma
 import pathlib
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -276,6 +278,13 @@ def _files(folder: pathlib.Path, wanted: set[tuple[str, str]]) -> Iterator[tuple
             content = opened.extractfile(member)
             assert content is not None
             found[f"{archive}/{member.name}"] = content.read().decode()
-    except (tarfile.TarError, OSError, EOFError, UnicodeDecodeError) as error:
+    except (
+      tarfile.TarError,
+      OSError,
+      EOFError,
+      zlib.error,
+      lzma.LZMAError,
+      UnicodeDecodeError,
+    ) as error:
       raise DataError(f"cannot be read: {error}", archive) from error
   yield from sorted(found.items())
