@@ -5,8 +5,9 @@ r"""PPR with ReNorm on word problems: every step earns its score and the outcome
       --config.reward.weights=0,1,0 --config.rl.objective.advantage.turn_rewards=
 
 PPO with GAE over turns. As it stands a step is worth the share of its calls that succeeded;
-``reward.settings.process.judge`` names a judge who reads steps. World, model, warm start and rates
-are those of configs/quickstart.py. The second command is PPO that is paid the outcome.
+``reward.settings.process.judge`` names a judge who reads steps. An answer without calls earns 1 or
+-1 by the outcome (ours). World, model, warm start and rates are those of configs/quickstart.py. The
+second command is PPO that is paid the outcome.
 """
 
 import pathlib

@@ -2,7 +2,8 @@
 
 A step is a turn with calls of tools: the judge reads the question, the earlier steps, and the calls
 of this one with their results. It names a score and the largest one that the principles allow; the
-part is their quotient. A turn without calls is not judged.
+part is their quotient. A turn without calls is not judged; ReNorm pays it by the outcome where it
+is the last one (``scorers.RenormConfig``).
 """
 
 from __future__ import annotations

@@ -43,9 +43,17 @@ def test_the_reward_is_paid_by_turns_and_grows_with_their_number(turns):
   assert scored("8", [1.0] * turns).reward.value == 0
 
 
-def test_a_turn_that_was_not_judged_earns_nothing():
-  made = scored("7", [0.5, None])
-  assert [made.turn_rewards["renorm"][i] for i in (1, 3)] == [0.5, None]
+def test_a_turn_that_was_not_judged_earns_nothing_unless_it_is_the_last():
+  made = scored("7", [None, 0.5])
+  assert [made.turn_rewards["renorm"][i] for i in (1, 3)] == [None, 0.5]
+
+
+@pytest.mark.parametrize(("answer", "paid"), [("7", 1.0), ("8", -1.0)])
+def test_an_answer_that_was_not_judged_earns_by_the_outcome(answer, paid):
+  """So does the one turn of an episode in which nothing was judged."""
+  made = scored(answer, [0.5, None])
+  assert [made.turn_rewards["renorm"][i] for i in (1, 3)] == [paid / 2, paid]
+  assert scored(answer, [None]).reward.value == paid
 
 
 def test_without_scores_of_turns_there_is_no_verdict():
