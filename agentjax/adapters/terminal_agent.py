@@ -23,6 +23,7 @@ from agentjax.rollout.guards import guard_environments
 from agentjax.rollout.seat_config import SeatConfig
 from agentjax.sandbox.config import Sandboxes
 from agentjax.schedules import at_end
+from agentjax.text.printable import printable
 from agentjax.threads import call_in_thread
 from agentjax.tools.build import build_tools
 from agentjax.tools.registry import ToolRegistry
@@ -77,7 +78,7 @@ class TerminalPerson:
     self._write(f"{text}\n")
 
   def _write(self, text: str) -> None:
-    self._out.write(text)
+    self._out.write(printable(text))
     self._out.flush()
 
 

@@ -94,6 +94,17 @@ def test_lines_come_from_a_stream_and_its_end_is_goodbye():
   assert talk(experiment(), HelperSeat(Helper()), stdin=io.StringIO(""), stdout=out) is None
 
 
+def test_a_terminal_shows_what_the_agent_says_and_does_not_obey_it():
+  class Rude(Helper):
+    async def turn(self, messages, tools, *, key):
+      return Message("assistant", "\x1b]0;x\x07\tGrüße\n\x1b[8mhid\rden")
+
+  out = io.StringIO()
+  talk(experiment(), HelperSeat(Rude()), lines=["hi"], stdout=out)
+  assert "\\x1b]0;x\\x07\tGrüße\n\\x1b[8mhid\\rden\n" in out.getvalue()
+  assert "\x1b" not in out.getvalue()
+
+
 def test_a_person_who_is_stopped_says_nothing_more():
   async def main():
     stop = asyncio.Event()

@@ -7,16 +7,21 @@ import contextlib
 import dataclasses
 import fnmatch
 import logging
+import os
 import secrets
+import select
 import sys
-from collections.abc import Mapping, Sequence
+import termios
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, TextIO
 
 from agentjax.config import Config, PositiveFloat
+from agentjax.text.printable import printable
 
 _log = logging.getLogger(__name__)
 
 MAX_CONTENT = 200  # characters of a question's content, as in SemaClaw (2604.11548)
+_LONGEST_LINE = 4096  # bytes; a terminal gives no longer ones
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -26,7 +31,8 @@ class PermissionConfig(Config):
   Attributes:
     channels: "terminal" (the person at this process's terminal), or "package.module:attribute" for
       a channel of your own. Without channels, as in training, nobody is asked.
-    timeout: seconds to wait for an answer; the environment's own time-out must exceed it.
+    timeout: seconds to wait for an answer, from when the first channel shows the question. The
+      environment's own time-out must exceed it, and the wait for questions that come before.
     skip: globs of categories that are granted without asking. The category of a tool call is the
       tool's name, that of other events their name.
     when_nobody: the answer if no channel can ask, or none answers in time.
@@ -62,7 +68,11 @@ class Answer:
 
 
 class Channel(Protocol):
-  """A way to ask people."""
+  """A way to ask people.
+
+  A channel that shows one question at a time has a lock ``turn``. The bridge holds it while it
+  asks, so a question that waits for its turn is not shown yet.
+  """
 
   name: str
 
@@ -112,9 +122,15 @@ class PermissionBridge:
     question = Question(self._fresh_id(), category, _clip(content))
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     self._pending[question.id] = (question, future)
-    asking = asyncio.ensure_future(self._ask_all(able, question, future))
+    limit = asyncio.timeout(None)
+
+    def begin() -> None:  # nobody can answer what is not shown yet
+      if limit.when() is None:
+        limit.reschedule(asyncio.get_running_loop().time() + self._config.timeout)
+
+    asking = asyncio.ensure_future(self._ask_all(able, question, future, begin))
     try:
-      async with asyncio.timeout(self._config.timeout):
+      async with limit:
         return await future
     except TimeoutError:
       return self._nobody(f"no answer within {self._config.timeout:g} s")
@@ -125,13 +141,28 @@ class PermissionBridge:
         await asking
 
   async def _ask_all(
-    self, channels: Sequence[Channel], question: Question, future: asyncio.Future[Answer]
+    self,
+    channels: Sequence[Channel],
+    question: Question,
+    future: asyncio.Future[Answer],
+    begin: Callable[[], None],
   ) -> None:
-    """Until one has answered; withdraws the question from the others."""
+    """Until one has answered; withdraws the question from the others.
+
+    Args:
+      channels: who is asked.
+      question: what is asked.
+      future: takes the answer.
+      begin: called when a channel shows the question.
+    """
 
     async def ask(channel: Channel) -> None:
       try:
-        granted = await channel.ask(question)
+        async with getattr(channel, "turn", None) or contextlib.nullcontext():
+          if future.done():
+            return
+          begin()
+          granted = await channel.ask(question)
       except Exception:
         _log.warning("channel %s cannot ask", channel.name, exc_info=True)
         return
@@ -155,42 +186,58 @@ class PermissionBridge:
 
 
 class TerminalChannel:
-  """Asks the person at the terminal of this process, one question after the other."""
+  """Asks the person at the terminal of this process, one question after the other.
+
+  Only what is typed after a question was shown answers it: a late answer to the one before is
+  dropped.
+  """
 
   name = "terminal"
 
   def __init__(self, stdin: TextIO | None = None, stdout: TextIO | None = None):
     self._stdin = sys.stdin if stdin is None else stdin
     self._stdout = sys.stdout if stdout is None else stdout
-    self._turn = asyncio.Lock()
+    self.turn = asyncio.Lock()
 
   @property
   def can_ask(self) -> bool:
     return self._stdin.isatty()
 
   async def ask(self, question: Question) -> bool:
-    async with self._turn:
-      self._say(f"\nallow {question.category}? {question.content}\n[y/N] ")
-      try:
-        return (await self._line()).strip().lower() in ("y", "yes")
-      except asyncio.CancelledError:
-        self._say("(no longer needed)\n")
-        raise
+    _drop_input(self._stdin.fileno())
+    # Lines of the content are indented, or one could look like a question or its end.
+    content = printable(question.content).replace("\n", "\n  ")
+    self._say(f"\nallow {printable(question.category)}? {content}\n[y/N] ")
+    try:
+      return (await self._line()).strip().lower() in ("y", "yes")
+    except asyncio.CancelledError:
+      self._say("(no longer needed)\n")
+      raise
 
   async def _line(self) -> str:
     # Not a thread: a thread that reads cannot be stopped when the question is withdrawn.
-    loop = asyncio.get_running_loop()
+    loop, stdin = asyncio.get_running_loop(), self._stdin.fileno()
     ready = asyncio.Event()
-    loop.add_reader(self._stdin, ready.set)
+    loop.add_reader(stdin, ready.set)
     try:
       await ready.wait()
     finally:
-      loop.remove_reader(self._stdin)
-    return self._stdin.readline()
+      loop.remove_reader(stdin)
+    # Not by the stream, which would keep further lines for the next question.
+    return os.read(stdin, _LONGEST_LINE).decode(errors="replace").partition("\n")[0]
 
   def _say(self, text: str) -> None:
     self._stdout.write(text)
     self._stdout.flush()
+
+
+def _drop_input(stdin: int) -> None:
+  """Drops what was typed and not read yet."""
+  if os.isatty(stdin):
+    termios.tcflush(stdin, termios.TCIFLUSH)
+    return
+  while select.select([stdin], [], [], 0)[0] and os.read(stdin, _LONGEST_LINE):
+    pass
 
 
 def _can_ask(channel: Channel) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import pty
 import re
 import time
 
@@ -109,34 +110,97 @@ def test_only_the_episode_that_asks_waits():
   assert asyncio.run(run()) < 0.15
 
 
-@pytest.mark.parametrize(("typed", "granted"), [("y\n", True), ("Yes\n", True), ("\n", False)])
-def test_a_terminal_is_asked(typed, granted):
-  read, write = os.pipe()
-  stdin, shown = os.fdopen(read), io.StringIO()
+class Screen(io.StringIO):
+  """A terminal's output; whoever reads it types ``typed`` for each question, after a while."""
+
+  def __init__(self, keyboard, *typed, seconds=0.0):
+    super().__init__()
+    self.keyboard, self.typed, self.seconds = keyboard, list(typed), seconds
+
+  def write(self, text):
+    if text.endswith("[y/N] ") and self.typed:
+      line = self.typed.pop(0).encode()
+      asyncio.get_running_loop().call_later(self.seconds, os.write, self.keyboard, line)
+    return super().write(text)
+
+
+@pytest.fixture(params=["pty", "pipe"])
+def terminal(request):
+  """(its input as a stream, the descriptor that types into it)."""
+  keyboard, read = pty.openpty() if request.param == "pty" else reversed(os.pipe())
+  stdin = os.fdopen(read)
   stdin.isatty = lambda: True
-  channel = TerminalChannel(stdin, shown)
-  os.write(write, typed.encode())
-  assert ask(channel) == Answer(granted, "terminal")
-  assert "allow shell? rm x" in shown.getvalue()
-  os.close(write)
+  yield stdin, keyboard
+  os.close(keyboard)
   stdin.close()
+
+
+@pytest.mark.parametrize(("typed", "granted"), [("y\n", True), ("Yes\n", True), ("\n", False)])
+def test_a_terminal_is_asked(terminal, typed, granted):
+  stdin, keyboard = terminal
+  shown = Screen(keyboard, typed)
+  assert ask(TerminalChannel(stdin, shown)) == Answer(granted, "terminal")
+  assert "allow shell? rm x" in shown.getvalue()
+
+
+def test_what_was_typed_before_a_question_is_no_answer_to_it(terminal):
+  stdin, keyboard = terminal
+  channel = TerminalChannel(stdin, Screen(keyboard))
+  late = Answer(False, "no answer within 0.02 s")
+  assert ask(channel, timeout=0.02) == late
+  os.write(keyboard, b"y\n")  # to the question before, too late
+  assert ask(channel, timeout=0.02) == late
+  shown = Screen(keyboard, "n\ny\n", "")  # two lines at once, in answer to the first of two
+  channel = TerminalChannel(stdin, shown)
+  assert ask(channel) == Answer(False, "terminal")
+  assert ask(channel, timeout=0.02) == late
+
+
+def test_the_time_of_a_question_begins_when_it_is_shown(terminal):
+  stdin, keyboard = terminal
+  shown = Screen(keyboard, "y\n", "y\n", "y\n", seconds=0.2)
+  bridge = PermissionBridge(PermissionConfig(timeout=0.35), [TerminalChannel(stdin, shown)])
+
+  async def run():
+    return await asyncio.gather(*(bridge.ask("shell", text) for text in "abc"))
+
+  assert asyncio.run(run()) == [Answer(True, "terminal")] * 3
+
+
+def test_a_question_that_is_answered_elsewhere_before_its_turn_is_not_shown(terminal):
+  stdin, keyboard = terminal
+  shown = Screen(keyboard, "n\n", seconds=0.1)
+  channel = TerminalChannel(stdin, shown)
+  bridges = [PermissionBridge(PermissionConfig(), [channel, *more]) for more in ([], [Person()])]
+
+  async def run():
+    return await asyncio.gather(*(bridge.ask("shell", "rm x") for bridge in bridges))
+
+  assert asyncio.run(run()) == [Answer(False, "terminal"), Answer(True, "person")]
+  assert shown.getvalue().count("allow") == 1 and "no longer" not in shown.getvalue()
+
+
+def test_a_question_cannot_hide_itself_or_look_like_another(terminal):
+  stdin, keyboard = terminal
+  shown = Screen(keyboard, "n\n")
+  content = "a\x1b[8m\r\x07\u202e\n[y/N] y\n\nallow read? b"
+  ask(TerminalChannel(stdin, shown), content=content, category="sh\x9bell")
+  assert shown.getvalue() == (
+    "\nallow sh\\x9bell? a\\x1b[8m\\r\\x07\\u202e\n  [y/N] y\n  \n  allow read? b\n[y/N] "
+  )
 
 
 def test_a_stream_that_is_no_terminal_cannot_be_asked():
   assert not TerminalChannel(io.StringIO()).can_ask
 
 
-def test_a_question_withdrawn_from_a_terminal_leaves_what_is_typed_later_alone():
-  read, write = os.pipe()
-  stdin = os.fdopen(read)
-  stdin.isatty = lambda: True
-  shown = io.StringIO()
+def test_a_question_withdrawn_from_a_terminal_leaves_what_is_typed_later_alone(terminal):
+  stdin, keyboard = terminal
+  shown = Screen(keyboard)
   assert ask(TerminalChannel(stdin, shown), Person(seconds=0.02)) == Answer(True, "person")
   assert "(no longer needed)" in shown.getvalue()
-  os.write(write, b"for somebody else\n")
+  os.write(keyboard, b"for somebody else\n")
   assert stdin.readline() == "for somebody else\n"
-  os.close(write)
-  stdin.close()
 
 
 def test_channels_are_found_by_name(play):
