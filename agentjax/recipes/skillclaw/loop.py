@@ -1,7 +1,7 @@
 """Nights over what is stored, and days and nights in turn, each in a folder.
 
   days.jsonl       how each day went
-  day_NNN.store    the episodes of a day
+  day_NNN.store    the episodes of a day, if any has a verdict; else the day is played again
   night_NNN        the folder of a night (``recipes.skillclaw.night``)
   settings.json    what they were made with; a folder holds those of one setting
 
@@ -170,7 +170,8 @@ def live(
     report: called with what is done.
 
   Raises:
-    ConfigError: settings that cannot be, or an output of other settings.
+    ConfigError: settings that cannot be, an output of other settings, or a day without a verdict;
+      the same call plays it again.
     DataError: an earlier output that is damaged.
     JudgeUnavailableError, JudgeRefusedError: a model failed; the same call goes on.
   """
@@ -222,17 +223,24 @@ def _live(
 ) -> dict[str, Any]:
   """A day and its night; a row of ``days.jsonl``."""
   store = directory / f"day_{day:03d}.store"
-  if not store.exists():  # nothing of the night has changed the library then
-    write_store(
-      store, stage.play(tasks, library.entries(), samples=samples, step=day, held_out=False)
-    )
-  episodes = list(read_store(store))
-  sessions = sessions_of_episodes(episodes, stage.chat)
-  if not sessions:
-    raise ConfigError(
-      f"none of the {len(episodes)} episodes of day {day} has a verdict; allowed: a world and a "
-      "player that work. The reasons stand in their metadata (agentjax rescore)."
-    )
+
+  def stored() -> list[Session]:
+    return sessions_of_episodes(read_store(store), stage.chat) if store.exists() else []
+
+  sessions = stored()
+  if not sessions:  # nothing of the night has changed the library then
+    episodes = stage.play(tasks, library.entries(), samples=samples, step=day, held_out=False)
+    if not sessions_of_episodes(episodes, stage.chat):
+      reasons = sorted(
+        {str(e.reward.reason or e.metadata.get("reason") or e.status) for e in episodes}
+      )
+      raise ConfigError(
+        f"none of the {len(episodes)} episodes of day {day} has a verdict "
+        f"({'; '.join(reasons[:3])}); allowed: a world and a player that work. The same command "
+        "plays the day again."
+      )
+    write_store(store, episodes)
+    sessions = stored()
 
   async def replay(entries: Entries) -> Sequence[float | None]:
     return await stage.replay(entries, day)

@@ -24,6 +24,8 @@ from agentjax.recipes.skillclaw.scripted import (
 from agentjax.recipes.skillclaw.world import SkillWorldConfig
 from agentjax.rollout.seat_config import CheckpointSeat, SnapshotSeat
 from agentjax.training import load_experiment
+from agentjax.trajectory.record import Reward
+from agentjax.trajectory.store import write_store
 from tests.recipes.skillclaw.nights import rows
 
 _CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
@@ -100,6 +102,29 @@ def test_stopped_days_go_on_to_the_same_library(tmp_path, monkeypatch):
       live_on("cut", 2)
   assert (tmp_path / "cut/days/day_001.store").exists()
   assert live_on("cut", 2) == whole
+  assert _files(tmp_path / "cut") == _files(tmp_path / "whole")
+
+
+def test_a_day_without_a_verdict_is_played_again(tmp_path, monkeypatch):
+  config = _config(cases=8)
+  play = Stage.play
+
+  def fails(stage, *args, **place):
+    episodes = play(stage, *args, **place)
+    for episode in episodes:
+      episode.reward = Reward.invalid("the service was down")
+    return episodes
+
+  with monkeypatch.context() as patch:
+    patch.setattr(Stage, "play", fails)
+    with pytest.raises(ConfigError, match=r"none of the 12 .*day 0 .*\(the service was down\)"):
+      _live(tmp_path / "cut", 1, tasks=12, config=config)
+  assert not list(tmp_path.rglob("*.store"))
+  # Earlier versions left the store of such a day behind.
+  write_store(tmp_path / "cut/days/day_000.store", [])
+  assert _live(tmp_path / "cut", 1, tasks=12, config=config) == _live(
+    tmp_path / "whole", 1, tasks=12, config=config
+  )
   assert _files(tmp_path / "cut") == _files(tmp_path / "whole")
 
 
