@@ -2,10 +2,11 @@ r"""AgentCPM-Explore on word problems: MiniRL, and episodes that mislead are lef
 
   python -m agentjax.train --config=configs/agentcpm_word_problems.py --workdir=runs/agentcpm
   python -m agentjax.train --config=configs/agentcpm_word_problems.py --workdir=runs/minirl \
-      --config.rl.signals= --config.reward.formula=exact_match
+      --config.rl.signals=
 
-2602.06485 and its code: advantages times 2, groups of 8, and .2 between the shortest and the
-longest of the right answers, and of the wrong ones. World, model, warm start and rates are those of
+2602.06485 and its code: advantages against the mean of the others, times 2, groups of 8, and .2
+between the shortest and the longest of the right answers, and of the wrong ones, among those that
+are left; then episodes that ran out of room stay. World, model, warm start and rates are those of
 configs/quickstart.py. The second command is MiniRL alone.
 """
 
@@ -13,21 +14,16 @@ import pathlib
 
 from agentjax.objectives import preset
 from agentjax.recipes.agentcpm import DenoiseConfig
-from agentjax.recipes.scorers import RelativeConfig
-from agentjax.rewards import RewardConfig
 from agentjax.training import Experiment, load_experiment
 
 
 def change(experiment: Experiment) -> Experiment:
-  """Gives it loss, reward and denoising of AgentCPM-Explore."""
-  experiment.reward = RewardConfig(
-    parts=("exact_match", "turns", "place"),
-    weights=(),
-    formula="exact_match + 0.2 * (0.5 - place if exact_match >= 1 else place - 0.5)",
-    settings={"place": RelativeConfig(part="turns", form="place", among="exact_match")},
-  )
+  """Gives it loss and denoising of AgentCPM-Explore."""
   experiment.rl.objective = preset("minirl")
-  experiment.rl.signals = (DenoiseConfig(),)
+  # Where denoising leaves wrong episodes alone, a deviation would make much of their small bonus.
+  experiment.rl.objective.advantage.centre = "leave_one_out"
+  experiment.rl.objective.advantage.scale = "none"
+  experiment.rl.signals = (DenoiseConfig(spread=0.2),)
   return experiment
 
 

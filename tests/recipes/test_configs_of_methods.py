@@ -1,20 +1,16 @@
 """Rewards of methods that are configs, from the configs themselves: tables by hand."""
 
-import asyncio
 import json
 import pathlib
 
 import pytest
 
 from agentjax.data import load_tasks
-from agentjax.rewards import SCORERS, build_rewards
 from agentjax.rewards.formula import Formula
 from agentjax.training import load_experiment
-from agentjax.trajectory.builder import TrajectoryBuilder
-from agentjax.trajectory.record import Reward, Task
+from agentjax.trajectory.record import Reward
 
 _CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
-_TASK = Task(0, (), "7", "made")
 
 
 def experiment(name):
@@ -45,26 +41,6 @@ def test_a_reward_is_that_of_the_method(name, parts, paid):
   assert set(parts) == set(reward.parts)
   found = Formula(reward.formula).evaluate({k: Reward(float(v)) for k, v in parts.items()})
   assert found.value == pytest.approx(paid)
-
-
-def episode(sample, turns, answer):
-  builder = TrajectoryBuilder(step=1, task_id=0, sample=sample, source="made")
-  for _ in range(turns):
-    builder.append_sampled([2], [-1.0], [0.5], 0)
-    builder.append("tool", [3])
-  made = builder.build()
-  made.answer = answer
-  return made
-
-
-def test_among_right_answers_fewer_turns_earn_more_and_among_wrong_ones_more():
-  """Turns 3, 5, 5, 9 of right ones: +.1, 0, 0, -.1; 10 and 40 of wrong ones: -.1, +.1."""
-  graph = build_rewards(experiment("agentcpm_word_problems").reward, SCORERS)
-  group = [episode(i, n, "7") for i, n in enumerate((3, 5, 5, 9))]
-  group += [episode(4 + i, n, "8") for i, n in enumerate((10, 40))]
-  asyncio.run(graph.score_group(group, _TASK))
-  expected = [1.1, 1.0, 1.0, 0.9, -0.1, 0.1]
-  assert [one.reward.value for one in group] == pytest.approx(expected)
 
 
 def test_a_fifth_of_the_conversations_are_trajectories_of_agents(tmp_path):

@@ -133,6 +133,18 @@ def test_with_successes_alone_it_is_supervised_learning_on_them():
   np.testing.assert_allclose(found[1], [0.0] * 2)
 
 
+# AgentCPM-Explore
+
+
+def test_a_bonus_by_turns_stays_small_where_wrong_episodes_alone_are_left():
+  """Rewards of -.1, 0, .1 against one of 1 and 0; divided by deviations they would pull alike."""
+  config = objective("agentcpm_word_problems")
+  bonus = pulls(config, [episode(i, reward) for i, reward in enumerate((-0.1, 0.0, 0.1))])
+  outcome = pulls(config, [episode(0, 1.0), episode(1, 0.0)])
+  # .15 to 1 by advantage; a loss is a mean over its three, or two, episodes.
+  assert 3 * bonus[2][0] == pytest.approx(0.15 * 2 * outcome[0][0], rel=1e-5)
+
+
 # IPA
 
 
