@@ -37,7 +37,9 @@ class MismatchConfig(Config):
       with length) or their "geometric" mean.
     filter_level: drop tokens, turns or sequences whose statistic leaves the bounds; "none" = keep.
     filter_low, filter_high: bounds, inclusive; None = open.
-    filter_statistic: "geometric", "product", or "k3": mean of ``rho - log rho - 1``.
+    filter_statistic: "geometric", "product", "k3": mean of ``rho - log rho - 1``, or
+      "multiplicative_error": mean of ``exp|log rho|``, which is 1 where both agree (NeMo-RL's
+      ``seq_logprob_error_threshold``).
     veto_below: drop a whole sequence with any token ratio below this (1e-4); None = off.
     dropped: how tokens enter that filter and veto drop. "count": their surrogate is 0, and they
       stay in every denominator and in all other terms (KL, entropy, likelihood), as in NeMo-RL and
@@ -58,7 +60,7 @@ class MismatchConfig(Config):
   filter_level: Literal["none", "token", "turn", "sequence"] = "none"
   filter_low: float | None = None
   filter_high: PositiveFloat | None = None
-  filter_statistic: Literal["geometric", "product", "k3"] = "geometric"
+  filter_statistic: Literal["geometric", "product", "k3", "multiplicative_error"] = "geometric"
   veto_below: PositiveFloat | None = None
   dropped: Literal["count", "exclude"] = "count"
   self_normalise: bool = False
@@ -145,13 +147,13 @@ def mismatch_correction(
   return Mismatch(jax.lax.stop_gradient(importance), keep)
 
 
-def _statistic(
-  log_rho: Array, weights: Array, units: Array, statistic: Literal["geometric", "product", "k3"]
-) -> Array:
+def _statistic(log_rho: Array, weights: Array, units: Array, statistic: str) -> Array:
   counted = (weights > 0).astype(log_rho.dtype)  # a ratio is no more likely for its loss weight
   if statistic == "k3":
     limited = jnp.clip(log_rho, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return unit_mean(jnp.expm1(limited) - limited, counted, units)
+  if statistic == "multiplicative_error":
+    return unit_mean(jnp.exp(jnp.minimum(jnp.abs(log_rho), LOG_RATIO_LIMIT)), counted, units)
   if statistic == "product":
     exponent = unit_sum(log_rho * counted, units)
   else:

@@ -76,6 +76,15 @@ def test_golden_importance_weights(config, expected):
       dict(filter_level="sequence", filter_high=0.0182, filter_statistic="k3"),
       [0, 0, 0, 0, 0],
     ),
+    # exp|log rho| has the means 1.151677 and 74.7.
+    (
+      dict(filter_level="sequence", filter_high=1.152, filter_statistic="multiplicative_error"),
+      [1, 1, 1, 0, 0],
+    ),
+    (
+      dict(filter_level="sequence", filter_high=1.151, filter_statistic="multiplicative_error"),
+      [0, 0, 0, 0, 0],
+    ),
     (dict(veto_below=0.95), [0, 0, 0, 1, 1]),
   ],
 )
