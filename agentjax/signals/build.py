@@ -46,6 +46,7 @@ def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:
     stage.sampling.temperature or 1.0,
     stage.steps * stage.minibatches,
     parts.chat,
+    parts.tools,
   )
 
 

@@ -38,6 +38,7 @@ from agentjax.config import ConfigError
 from agentjax.models import ModelConfig, Params
 from agentjax.names import Choice
 from agentjax.text.chat import Chat
+from agentjax.text.tool_calls import DescribedTool
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import Column, get_column, register_column
 from agentjax.trajectory.packing import PackedSequence
@@ -65,7 +66,8 @@ class SignalTools:
     rows: rows a forward pass, of which a batch is a multiple.
     temperature: divides logits before log-probs, as in sampling.
     updates: batches of the whole stage, for the schedules of networks that learn from each.
-    chat: how conversations are written, for signals that ask another policy about them.
+    chat: how conversations are written, for signals that read turns or ask another policy.
+    tools: those of the run, as the policy sees them.
   """
 
   model: ModelConfig
@@ -76,6 +78,7 @@ class SignalTools:
   temperature: float = 1.0
   updates: int = 1
   chat: Chat | None = None
+  tools: Sequence[DescribedTool] = ()
 
 
 @dataclasses.dataclass(frozen=True)
