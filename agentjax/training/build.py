@@ -113,7 +113,10 @@ class Parts(Scoring):
   def base_identity(self) -> dict[str, Any]:
     """What a checkpoint must match for its whole policy to be taken over."""
     model = self.model.to_dict()
-    del model["exact_chunk"]  # says how it is computed
+    # These say how it is computed, and what gradients reach.
+    del model["exact_chunk"], model["frozen_router"]
+    if model["mtp"] is not None:
+      del model["mtp"]["detach"]
     identity = {"model": model, "tokenizer": self.chat.fingerprint()}
     if self.experiment.pretrained is None:
       return identity

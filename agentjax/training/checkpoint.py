@@ -505,6 +505,15 @@ def load_whole_policy(path: pathlib.Path, placed: Any = None, policy: str = POLI
 
 def compare_identity(saved: dict[str, Any], wanted: dict[str, Any], path: pathlib.Path) -> None:
   """Raises ConfigError naming every field in which a checkpoint differs from the config."""
-  differences = list(differing_fields(saved, json.loads(json.dumps(wanted)), "config"))
+  differences = list(differing_fields(_comparable(saved), _comparable(wanted), "config"))
   if differences:
     raise ConfigError(f"checkpoint {path} was made by another config: {'; '.join(differences)}.")
+
+
+def _comparable(identity: dict[str, Any]) -> dict[str, Any]:
+  """As JSON has it, without what older checkpoints still name: which gradients flow."""
+  found: dict[str, Any] = json.loads(json.dumps(identity))
+  model = found.get("model") or {}
+  model.pop("frozen_router", None)
+  (model.get("mtp") or {}).pop("detach", None)
+  return found
