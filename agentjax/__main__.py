@@ -11,6 +11,7 @@ import sys
 
 COMMANDS = {
   "train": "trains an experiment, resumes it, replays a step",
+  "stages": "trains runs that build on each other",
   "evaluate": "measures a checkpoint on held-out tasks",
   "agent": "talks with an agent in the terminal",
   "fields": "lists the fields of a config: agentjax fields rl.optimizer",
