@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime
 import json
+import math
 import os
 import pathlib
 import re
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -23,7 +26,7 @@ Mode = Literal["notify", "script", "agent", "script-agent"]
 STATE = "schedule.json"
 ADMIN = "schedule"
 _SCRIPT_SECONDS = 600.0  # of a command; ours
-_MOST_OUTPUT = 8000  # characters of it that an agent is shown; ours
+_MOST_OUTPUT = 8000  # characters of its output that are used; ours
 _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -87,7 +90,8 @@ def _job(value: Any, where: str) -> Job:
     raise ConfigError(f"{where}: mode={job.mode!r}; allowed: {', '.join(get_args(Mode))}.")
   if missing := [name for name in needs[job.mode] if not getattr(job, name)]:
     raise ConfigError(f"{where}: mode {job.mode!r} needs {', '.join(missing)}.")
-  if (every > 0) == bool(_TIME.fullmatch(job.at)) or (job.at and not _TIME.fullmatch(job.at)):
+  often, daily = 0 < every < math.inf, bool(_TIME.fullmatch(job.at))
+  if not (often and not job.at or daily and every == 0):
     raise ConfigError(f"{where}: allowed: every > 0, in seconds, or at='HH:MM'.")
   if job.session not in ("isolated", "group"):
     raise ConfigError(f"{where}: session={job.session!r}; allowed: isolated, group.")
@@ -196,19 +200,45 @@ class Schedule:
 
 
 async def run_command(words: Sequence[str]) -> str:
-  """What a command writes, with its errors; never through a shell."""
-  process = await asyncio.create_subprocess_exec(
-    *words,
-    stdin=asyncio.subprocess.DEVNULL,
-    stdout=asyncio.subprocess.PIPE,
-    stderr=asyncio.subprocess.STDOUT,
-  )
-  try:
-    async with asyncio.timeout(_SCRIPT_SECONDS):
-      data, _ = await process.communicate()
-  finally:
-    if process.returncode is None:
-      process.kill()
+  """What a command writes, with its errors; never through a shell. Its processes end with it.
+
+  Raises:
+    OSError: it cannot be started.
+    TimeoutError: it does not end in time.
+  """
+  loop, kept = asyncio.get_running_loop(), bytearray()
+  ours, theirs = os.pipe()
+  os.set_blocking(ours, False)
+
+  def read() -> bool:
+    """Reads on, and keeps the beginning; False where there is nothing to read."""
+    try:
+      data = os.read(ours, 1 << 16)
+    except BlockingIOError:
+      return False
+    if not data:
+      loop.remove_reader(ours)
+    kept.extend(data[: 4 * _MOST_OUTPUT - len(kept)])  # a character has at most 4 bytes
+    return bool(data)
+
+  with contextlib.ExitStack() as stack:
+    stack.callback(os.close, ours)
+    with open(theirs, "wb") as output:
+      # A pipe of our own: with asyncio's, the wait for a process is one for all that hold its pipe.
+      process = await asyncio.create_subprocess_exec(
+        *words, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
+        start_new_session=True,
+      )  # fmt: skip
+    loop.add_reader(ours, read)
+    stack.callback(loop.remove_reader, ours)
+    try:
+      async with asyncio.timeout(_SCRIPT_SECONDS):
+        await process.wait()
+    finally:
+      with contextlib.suppress(ProcessLookupError):  # what it has started too
+        os.killpg(process.pid, signal.SIGKILL)
       await process.wait()
-  text = data.decode(errors="replace")[:_MOST_OUTPUT].strip()
+    while len(kept) < 4 * _MOST_OUTPUT and read():
+      pass
+  text = kept.decode(errors="replace")[:_MOST_OUTPUT].strip()
   return text if process.returncode == 0 else f"exit status {process.returncode}\n{text}"

@@ -13,7 +13,8 @@ r"""Jobs at their times: notices, programs, and agents of a team, each in a conv
 
 ``every`` counts seconds from the last run, ``at`` is a time of day here. With the session "group"
 an agent is shown what its job said last; "isolated", the default, shows nothing. Commands run on
-this machine, as its user, outside every sandbox, without a shell. A job counts as run when it
+this machine, as its user, outside every sandbox, without a shell; what one leaves running is ended
+with it. A job counts as run when it
 begins: a process that dies in it does not repeat it, and times that passed while none ran are made
 up for once. ``--once`` runs what is due and ends. 2604.11548.
 """

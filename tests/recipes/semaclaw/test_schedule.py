@@ -3,11 +3,15 @@
 import asyncio
 import datetime
 import json
+import os
 import sys
+import time
+import tracemalloc
 
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.recipes.semaclaw import jobs as jobs_module
 from agentjax.recipes.semaclaw.jobs import STATE, Job, Schedule, next_time, read_jobs
 from agentjax.recipes.semaclaw.live import LiveTeam
 from agentjax.recipes.semaclaw.scripted import CounterSeat
@@ -39,6 +43,10 @@ def test_a_job_is_due_every_so_often_or_at_its_time_of_day():
     ({"name": "a", "mode": "notify", "text": "x"}, "every > 0"),
     ({"name": "a", "mode": "notify", "text": "x", "at": "25:00"}, "every > 0"),
     ({"name": "a", "mode": "notify", "text": "x", "every": 1, "at": "08:00"}, "every > 0"),
+    ({"name": "a", "mode": "notify", "text": "x", "every": -5, "at": "08:00"}, "every > 0"),
+    ({"name": "a", "mode": "notify", "text": "x", "every": float("nan"), "at": "08:00"}, "every"),
+    ({"name": "a", "mode": "notify", "text": "x", "every": float("nan")}, "every > 0"),
+    ({"name": "a", "mode": "notify", "text": "x", "every": float("inf")}, "every > 0"),
     ({"name": "../a", "mode": "notify", "text": "x", "every": 1}, "are texts"),
     ({"name": "a", "mode": "notify", "text": "x", "every": 1, "shell": "rm"}, "an object of"),
     ({"name": "a", "mode": "script", "command": [1], "every": 1}, "are texts"),
@@ -51,6 +59,49 @@ def test_what_is_no_job_is_refused(tmp_path, value, message):
   path.write_text(json.dumps([value]))
   with pytest.raises(ConfigError, match=message):
     read_jobs(path)
+
+
+def run_timed(*words):
+  """(what a command came to, seconds)."""
+  begun = time.monotonic()
+  try:
+    said = asyncio.run(jobs_module.run_command(words))
+  except TimeoutError:
+    said = "timeout"
+  return said, time.monotonic() - begun
+
+
+@pytest.mark.parametrize(
+  ("script", "said"),
+  [
+    ("sleep 60; echo x", "timeout"),  # the shell waits for a child, which holds the pipe
+    ("sleep 60 & echo begun", "begun"),
+    ("setsid sleep 5 & echo begun", "begun"),  # in a session of its own
+  ],
+)
+def test_no_child_of_a_command_holds_the_schedule(monkeypatch, script, said):
+  monkeypatch.setattr(jobs_module, "_SCRIPT_SECONDS", 0.5)
+  found, seconds = run_timed("sh", "-c", script)
+  assert found == said and seconds < 4
+
+
+def test_children_of_a_command_end_with_it(monkeypatch, tmp_path):
+  monkeypatch.setattr(jobs_module, "_SCRIPT_SECONDS", 0.5)
+  for script in ("sleep 60; :", "sleep 60 & :"):
+    run_timed("sh", "-c", f"echo $$ > {tmp_path}/group; {script}")
+    group = int((tmp_path / "group").read_text())
+    with pytest.raises(ProcessLookupError):
+      os.killpg(group, 0)
+
+
+def test_only_the_beginning_of_a_long_output_is_kept():
+  tracemalloc.start()
+  said, _ = run_timed("head", "-c", "30000000", "/dev/zero")
+  most = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert said == "\0" * 8000 and most < 4e6  # bytes
+  said, _ = run_timed(sys.executable, "-c", "print('é🙂' * 9000)")
+  assert said == "é🙂" * 4000
 
 
 def test_a_number_of_seconds_may_be_written_as_a_text(tmp_path):
