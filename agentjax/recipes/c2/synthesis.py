@@ -252,7 +252,9 @@ class _Folder:
       except (ContextLengthError, ChoiceNotToldError, NotFiniteError) as error:
         self.given_up.append(row | {"reason": f"{what}: {error}"})
       except JudgeRefusedError as error:
-        raise JudgeRefusedError(f"pair {pair.id}, {what}: {error}") from error
+        if error.fault is None:  # not about this request
+          raise JudgeRefusedError(f"pair {pair.id}, {what}: {error}") from error
+        self.given_up.append(row | {"reason": f"{what}: {error}"})
 
     files = (file, self.given_up)
     await fill(files, self._pairs, work, what=what, report=report, concurrency=concurrency)

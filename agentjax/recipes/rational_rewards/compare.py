@@ -42,7 +42,7 @@ def run(argv: list[str]) -> None:
   if not pairs:
     raise ConfigError(f"--first={_FIRST.value}; allowed: fewer than the pairs of --pairs.")
   with ProgressDisplay(console, {}) as display:
-    estimate, too_long = measure_judge(
+    estimate, left_out = measure_judge(
       _CONFIG.value,
       preferences=pairs,
       judge=_JUDGE.value,
@@ -52,7 +52,8 @@ def run(argv: list[str]) -> None:
     )
   print_line(
     console,
-    f"{estimate} of {estimate.count} pairs in the right order; {too_long} too long for the judge",
+    f"{estimate} of {estimate.count} pairs in the right order; {left_out} left out: too long for "
+    "the judge, or refused by its endpoint",
   )
 
 

@@ -11,7 +11,6 @@ A row is on the disk before the next pair is begun, so a stopped command continu
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -198,7 +197,9 @@ class _Folder:
       except (ContextLengthError, UnusableError) as error:
         self.given_up.append(row | {"reason": f"{what}: {error}"})
       except JudgeRefusedError as error:
-        raise JudgeRefusedError(f"pair {preference.id}, {what}: {error}") from error
+        if error.fault is None:  # not about this request
+          raise JudgeRefusedError(f"pair {preference.id}, {what}: {error}") from error
+        self.given_up.append(row | {"reason": f"{what}: {error}"})
 
     files = (file, self.given_up)
     await fill(files, self._preferences, work, what=what, report=report, concurrency=concurrency)
@@ -249,7 +250,7 @@ def measure_judge(
 
   Returns:
     The mean over pairs with a 95 % interval, an equal pair as one half; and the number of pairs
-    that are too long for the judge, which are left out.
+    that are too long for the judge, or that its endpoint refuses, which are left out.
   """
   judge.validate("judge")
   parrot.validate("parrot")
@@ -261,15 +262,23 @@ def measure_judge(
     reader, _ = open_judge(judge, pool, parrot.seed)
 
     async def work(preference: Preference) -> None:
-      with contextlib.suppress(ContextLengthError):  # counted by its absence
+      try:
         found[preference.id] = await prefers_chosen(preference, reader, parrot)
+      except ContextLengthError:
+        pass  # counted by its absence
+      except JudgeRefusedError as error:
+        if error.fault is None:  # not about this request
+          raise
 
     runner.run(fill((), preferences, work, what="pairs", report=report, concurrency=concurrency))
   finally:
     runner.close()
     pool.close()
   if not found:
-    raise ValueError("all pairs are too long for the judge; raise config.engine.max_length.")
+    raise ValueError(
+      "all pairs are too long for the judge, or refused by its endpoint; raise "
+      "config.engine.max_length, or the context of the endpoint."
+    )
   values = [found[i] for i in sorted(found)]
   estimate = bootstrap(values, seed=[parrot.seed], resamples=2000, confidence=0.95)
   return estimate, len(preferences) - len(found)

@@ -6,7 +6,7 @@ which asks a 32B model). The words of the prompt are ours, and so is what happen
 cannot be read: it is asked for again, and then the text is given up.
 
   labels.jsonl    a row a text, with its ``spans``; ``flow.read_spans`` reads it
-  given_up.jsonl  texts with a chunk whose reply cannot be read
+  given_up.jsonl  texts with a chunk that cannot be asked about, or whose reply cannot be read
   settings.json   what they were made with; a folder holds those of one setting
 """
 
@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Sequence
 
+from agentjax.adapters.chat_endpoint.endpoint import JudgeRefusedError
 from agentjax.adapters.judge_model import JudgeModelConfig, open_judge
 from agentjax.config import Config, PositiveInt
 from agentjax.data.errors import DataError
@@ -204,6 +205,10 @@ def label_texts(
         reason = f"no reply about the chunk from character {error.args[0]} can be read"
         given_up.append(row | {"reason": reason})
       except ContextLengthError as error:
+        given_up.append(row | {"reason": str(error)})
+      except JudgeRefusedError as error:
+        if error.fault is None:  # not about this request
+          raise
         given_up.append(row | {"reason": str(error)})
 
     files = (labels, given_up)

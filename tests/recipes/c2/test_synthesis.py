@@ -235,6 +235,22 @@ def test_a_pair_of_which_nothing_is_told_is_given_up_alone(endpoint, pairs, tmp_
   assert "none of ['A', 'B'] is among the tokens told" in lost["reason"]
 
 
+@pytest.mark.parametrize(
+  ("status", "most_tokens", "stage"), [(400, 1024, "rubrics"), (422, 512, "margins")]
+)
+def test_a_pair_whose_request_is_refused_is_given_up_alone(
+  endpoint, pairs, tmp_path, status, most_tokens, stage
+):
+  def fault(number, body):
+    asked = _ROWS[2]["prompt"] in body["messages"][1]["content"]
+    return (status, {}) if asked and body["max_tokens"] == most_tokens else None
+
+  endpoint.fault = fault
+  assert _synthesise(tmp_path, pairs, endpoint.url, concurrency=4).given_up == 1
+  (lost,) = map(json.loads, (tmp_path / "given_up.jsonl").read_text().splitlines())
+  assert lost["id"] == 2 and re.match(rf"{stage}: .* answered {status}", lost["reason"])
+
+
 def test_what_cannot_be_trained_on_is_said(endpoint, pairs, tmp_path):
   one_word = {"choices": [{"message": {"content": "<analyze></analyze>\n1. Safety: Is it kind?"}}]}
   endpoint.fault = lambda n, body: (200, one_word) if body["max_tokens"] == 1024 else None

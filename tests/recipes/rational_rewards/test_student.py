@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig
+from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig, JudgeRefusedError
 from agentjax.adapters.judge_model import JudgeModelConfig
 from agentjax.config import ConfigError
 from agentjax.data.errors import DataError
@@ -106,6 +106,26 @@ def test_it_goes_on_where_it_was_stopped(judge, tmp_path, monkeypatch):
     assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.parametrize("where", ["People who compared", "Which answer is better"])
+def test_a_refused_request_gives_up_its_pair_and_a_refusing_endpoint_stops(judge, tmp_path, where):
+  def refuse(status):
+    judge.answer = lambda messages, key: (
+      JudgeRefusedError(f"answered {status}", status)
+      if where in messages[-1].content and "above 5." in messages[-1].content
+      else _reply(messages, key)
+    )
+
+  refuse(404)
+  with pytest.raises(JudgeRefusedError, match=r"pair 5, \w+: answered 404"):
+    _write(tmp_path)
+  refuse(400)
+  written = _write(tmp_path)
+  assert (written.given_up, written.kept) == (2, 2)
+  assert "answered 400" in _rows(tmp_path / "given_up.jsonl")[-1]["reason"]
+  judge.asked.clear()
+  assert _write(tmp_path).kept == 2 and not judge.asked
+
+
 def test_other_settings_and_other_pairs_are_refused(judge, tmp_path):
   _write(tmp_path)
   with pytest.raises(ConfigError, match="seed"):
@@ -135,6 +155,21 @@ def test_a_judge_is_measured_with_an_interval(judge):
   )
   assert estimate.mean == pytest.approx((4 + 0.5) / 5) and estimate.count == 5 and too_long == 0
   assert estimate.low < estimate.mean < estimate.high
+
+
+def test_a_pair_that_an_endpoint_refuses_is_left_out_of_the_measure(judge):
+  def measured(status):
+    judge.answer = lambda messages, key: (
+      JudgeRefusedError("no", status) if "above 2." in messages[-1].content else critique(3, "")
+    )
+    return measure_judge(
+      staged_experiment(ScheduleConfig()), preferences=_PAIRS, judge=_HTTP, parrot=_PARROT
+    )
+
+  estimate, left_out = measured(413)
+  assert (estimate.mean, estimate.count, left_out) == (0.5, 4, 1)
+  with pytest.raises(JudgeRefusedError):
+    measured(401)
 
 
 def _on_disk(tmp_path):

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from agentjax.adapters.chat_endpoint.endpoint import JudgeRefusedError
 from agentjax.adapters.judge_model import JudgeModelConfig
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig, DataError, TaskSplits
@@ -115,6 +116,29 @@ def test_labels_are_written_once_and_texts_may_be_added(tmp_path, monkeypatch):
   with pytest.raises(ConfigError, match="settings.labels.chunk_words"):
     write(texts, config=LabelConfig(chunk_words=9))
   assert labeller_config().sampling.temperature == 0
+
+
+def test_a_refused_request_gives_up_its_text_and_a_refusing_endpoint_stops(tmp_path, monkeypatch):
+  labeller = Scripted(None)
+  monkeypatch.setattr(
+    "agentjax.recipes.tessy.labels.open_judge", lambda *args: (labeller, {"model": "a"})
+  )
+
+  def write(status):
+    labeller.answer = lambda messages, key: (
+      JudgeRefusedError(f"answered {status}", status)
+      if "LONG" in messages[-1].content
+      else _lister(messages, key)
+    )
+    settings = {"config": LabelConfig(), "labeller": JudgeModelConfig("a")}
+    texts = [Text(0, "LONG"), Text(1, "hm AB")]
+    return label_texts(_experiment(tmp_path), tmp_path / "labels", texts=texts, **settings)
+
+  with pytest.raises(JudgeRefusedError, match="answered 404"):
+    write(404)
+  done = write(413)
+  assert (done.texts, done.given_up) == (1, 1)
+  assert "answered 413" in (tmp_path / "labels/given_up.jsonl").read_text()
 
 
 # ---------------------------------------------------------------------------------------- classes
