@@ -32,6 +32,9 @@ _HEADING = re.compile(
 )
 _MARKS = r"[\s*_\"'`]*+"  # possessive: two of them may meet
 _GRADE = r"(N\s*/\s*A|[+-]?\d+(?:\.\d+)?)"
+# A name begins a line or an item of a list, so that no aspect takes the grade of another whose name
+# ends with its own, such as "image faithfulness" for "faithfulness".
+_BEGIN = r"(?:^|[,;:.|)–—•])[ \t#>*+_\"'`(\[-]*+"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +72,8 @@ def read_critique(text: str, aspects: Sequence[str] = GENERATION) -> Critique:
 
   Args:
     text: the judge's reply.
-    aspects: their names; in the reply blanks or hyphens may stand for underscores.
+    aspects: their names; in the reply blanks or hyphens may stand for underscores. A name begins
+      a line or an item of a list.
   """
   marks = list(_HEADING.finditer(text))
   ends = [mark.start() for mark in marks[1:]] + [len(text)]
@@ -80,14 +84,19 @@ def read_critique(text: str, aspects: Sequence[str] = GENERATION) -> Critique:
   body = sections.get("detailed judgement", text)
   grades: dict[str, float | None] = {}
   for aspect in aspects:
-    name = r"[ _-]*".join(map(re.escape, aspect.split("_")))
-    pattern = rf"{name}{_MARKS}(?:\(?score\)?|grade)?{_MARKS}[:=]{_MARKS}{_GRADE}"
-    for found in re.findall(pattern, body, re.IGNORECASE):
+    pattern = rf"{_BEGIN}{name_pattern(aspect)}{_GRADE}"
+    for found in re.findall(pattern, body, re.IGNORECASE | re.MULTILINE):
       if found.upper().startswith("N"):
         grades[aspect] = None
       elif 1 <= float(found) <= 4:
         grades[aspect] = float(found)
   return Critique(grades, sections)
+
+
+def name_pattern(aspect: str) -> str:
+  """Regular expression of an aspect's name and all that stands between it and its grade."""
+  name = r"[ _-]*".join(map(re.escape, aspect.split("_")))
+  return rf"{name}{_MARKS}(?:\(?score\)?|grade)?{_MARKS}[:=]{_MARKS}"
 
 
 def critique_reward(

@@ -29,6 +29,7 @@ from agentjax.recipes.rational_rewards.critiques import (
   Rationale,
   consistent,
   critique_request,
+  name_pattern,
   preference_sum,
   read_critique,
 )
@@ -197,16 +198,14 @@ def _rationale(preference: Preference, critiques: Mapping[str, str], label: str)
 
 
 def without_grades(critique: str, aspects: Sequence[str]) -> str:
-  """A critique in which "…" stands for the grades, so that its words alone speak."""
+  """A critique in which "…" stands for the grades, so that its words alone speak.
+
+  A grade is hidden wherever it stands in a line, also where ``read_critique`` does not take it.
+  """
+  grade = r"(?:N\s*/\s*A|[+-]?\d+(?:\.\d+)?)(?:\s*/\s*4)?"
   for aspect in aspects:
-    name = r"[ _-]*".join(map(re.escape, aspect.split("_")))
-    critique = re.sub(
-      rf"({name}[\s*_\"'`]*(?:\(?score\)?|grade)?[\s*_\"'`]*[:=][\s*_\"'`]*)"
-      r"(?:N\s*/\s*A|[+-]?\d+(?:\.\d+)?)(?:\s*/\s*4)?",
-      r"\1…",
-      critique,
-      flags=re.IGNORECASE,
-    )
+    pattern = rf"({name_pattern(aspect)}){grade}"
+    critique = re.sub(pattern, r"\1…", critique, flags=re.IGNORECASE)
   return critique
 
 

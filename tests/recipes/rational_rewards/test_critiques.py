@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from agentjax.recipes.rational_rewards.critiques import (
@@ -34,6 +36,31 @@ def test_grades_are_read_from_the_judgement_alone():
     "text_rendering": None,
   }
   assert critique.refined_request == "A red hat on a white dog, both hands visible."
+
+
+@pytest.mark.parametrize(
+  ("text", "grades"),
+  [
+    ("faithfulness: 4\nimage_faithfulness: 1", {"faithfulness": 4}),
+    ("faithfulness: 4\n- **Image** faithfulness: 1", {"faithfulness": 4}),
+    ("Image-faithfulness: 1", {}),
+    ("correctness: 4\nIncorrectness: 1", {"correctness": 4}),
+    ("### Correctness: 3\n> *Faithfulness*: 2", {"correctness": 3, "faithfulness": 2}),
+    ("a) Correctness = 3\n(2) __faithfulness__: 2", {"correctness": 3, "faithfulness": 2}),
+    ("- Correctness: 3, right. Faithfulness: N/A", {"correctness": 3, "faithfulness": None}),
+    ("Grades: correctness: 3; *faithfulness*: 2", {"correctness": 3, "faithfulness": 2}),
+    ("correctness: 3\nThe one false line costs correctness: 1.", {"correctness": 3}),
+  ],
+)
+def test_an_aspect_takes_no_grade_of_another_whose_name_ends_with_its_own(text, grades):
+  assert read_critique(text, ("correctness", "faithfulness")).grades == grades
+
+
+def test_long_runs_of_marks_are_read_at_once():
+  begun = time.monotonic()
+  for marks in ("*", ".", "- ", "1. ", "* .", "_\n"):
+    read_critique(marks * 20_000 + "x")
+  assert time.monotonic() - begun < 5
 
 
 def test_golden_scores():

@@ -88,6 +88,7 @@ def test_grades_are_hidden_and_words_stay():
   hidden = without_grades(text, _CONFIG.aspects)
   assert hidden == "correctness: …, 2 of 3 facts hold.\n**Clarity** (score): …\nclarity = …"
   assert not read_critique(hidden, _CONFIG.aspects).grades
+  assert without_grades("A false line costs clarity: 2", _CONFIG.aspects).endswith("clarity: …")
 
 
 def _unmarked(message):
