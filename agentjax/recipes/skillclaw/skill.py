@@ -8,18 +8,24 @@ The rules are ours.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 FILE = "SKILL.md"
 NAME_LENGTH, DESCRIPTION_LENGTH, BODY_LENGTH = 64, 1024, 8192  # characters at most
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _HEAD = re.compile(r"\A---\n(.*?)\n---(?:\n|\Z)", re.S)
-_FIELD = re.compile(r"^(name|description):[ \t]*(.*?)[ \t]*$", re.M)
+# A field goes on in the lines below that are indented or blank.
+_FIELD = re.compile(r"^(name|description):(.*(?:\n(?:[ \t].*)?$)*)", re.M)
+_BLOCK = re.compile(r"[>|][1-9]?[+-]?[1-9]?(\s+#.*)?")
+_QUOTED = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*')(\s+#.*)?""")
+_OTHER_FORMS = "\"'|>[{&*!"  # first signs of YAML's values that are no plain text
 _MARKUP = re.compile(r"<\|[^|>]{0,40}\|>|</?\s*(available_skills|skill|system|tool_call)\b", re.I)
 _URL = re.compile(
   r"\b(?:[a-z][a-z0-9+.-]*://|www\.|mailto:|data:[a-z]+/)|\b\d{1,3}(\.\d{1,3}){3}\b", re.I
@@ -58,7 +64,8 @@ class Skill:
   @property
   def text(self) -> str:
     """The content of its SKILL.md."""
-    return f"---\nname: {self.name}\ndescription: {self.description}\n---\n{self.body}\n"
+    name, description = _written(self.name), _written(self.description)
+    return f"---\nname: {name}\ndescription: {description}\n---\n{self.body}\n"
 
   @property
   def sha(self) -> str:
@@ -69,8 +76,11 @@ class Skill:
 def read_skill(text: str) -> Skill:
   """Inverse of ``Skill.text``; further fields of the front matter are left out.
 
+  Name and description may have YAML's forms of a text: plain, in quotes, or a block (``>-`` or
+  ``|``). Several lines become one.
+
   Raises:
-    ValueError: no front matter with a name and a description in one line each.
+    ValueError: no front matter with a name and a description, or one that is no text.
   """
   text = text.replace("\r\n", "\n")
   head = _HEAD.match(text)
@@ -80,7 +90,39 @@ def read_skill(text: str) -> Skill:
       f"begins with {text[:60]!r}; allowed: '---', 'name: ...', 'description: ...', '---', each on "
       "a line of its own, then Markdown"
     )
-  return Skill(fields["name"], fields["description"], text[head.end() :].strip())
+  name, description = _value(fields["name"]), _value(fields["description"])
+  return Skill(name, description, text[head.end() :].strip())
+
+
+def _value(written: str) -> str:
+  """The text of a field; ValueError for a value that is no text."""
+  first, *more = (line.strip() for line in written.split("\n"))
+  if _BLOCK.fullmatch(first):
+    return _joined(more)
+  text = _joined([first, *more])
+  if quoted := _QUOTED.fullmatch(text):
+    if text[0] == "'":
+      return quoted[1][1:-1].replace("''", "'")
+    with contextlib.suppress(ValueError):  # an escape that JSON does not have
+      return str(json.loads(quoted[1], strict=False))
+  if text[:1] and text[0] in _OTHER_FORMS:
+    raise ValueError(
+      f"a field is {text[:60]!r}; allowed: plain text, text in quotes with JSON's escapes, or '>-' "
+      "or '|' and indented lines of text"
+    )
+  return text
+
+
+def _joined(lines: Iterable[str]) -> str:
+  return " ".join(line for line in lines if line)
+
+
+def _written(text: str) -> str:
+  """A text as ``_value`` reads it: plain if that gives it back, else in quotes."""
+  with contextlib.suppress(ValueError):
+    if _value(text) == text:
+      return text
+  return json.dumps(text, ensure_ascii=False)
 
 
 def skill_id(name: str) -> str:

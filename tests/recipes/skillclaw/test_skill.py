@@ -30,6 +30,49 @@ def test_a_file_gives_back_its_skill():
       read_skill(wrong)
 
 
+@pytest.mark.parametrize(
+  ("field", "description"),
+  [
+    (">-\n  Use when you\n  write files.", "Use when you write files."),
+    (">\n  Use when.\n\n  And: then.\nlicense: MIT", "Use when. And: then."),
+    ("|2+ # all of it\n  Use when:\n    - it rains", "Use when: - it rains"),
+    ("\n  Use when\n  it rains", "Use when it rains"),
+    ("Use when\n\tit rains", "Use when it rains"),
+    ('"Use \\"it\\": now \\u00e9"', 'Use "it": now é'),
+    ("'It''s a test' # so", "It's a test"),
+    ('"Use when\n  it rains"', "Use when it rains"),
+    ("Use it: now, for issue #3", "Use it: now, for issue #3"),
+    ('Say "hi"', 'Say "hi"'),
+    ("", ""),
+  ],
+)
+def test_a_description_may_have_yamls_forms_of_a_text(field, description):
+  assert read_skill(f"---\nname: 'x-1'\ndescription: {field}\n---\nDo.\n") == Skill(
+    "x-1", description, "Do."
+  )
+
+
+@pytest.mark.parametrize(
+  "field", ["[a, b]", "{a: b}", "&a text", "*a", "!!str x", '"open', '"a" b', r'"\x41"', ">x\n  y"]
+)
+def test_a_description_that_is_no_text_is_refused(field):
+  with pytest.raises(ValueError, match="a field is .*allowed: plain text"):
+    read_skill(f"---\nname: x\ndescription: {field}\n---\nDo.\n")
+
+
+@pytest.mark.parametrize(
+  "text",
+  ['"quoted"', "'quoted'", '"a" b', ">-", "| a", "[a]", "*a* b", "a: b # c", "a\nb", "é", ""],
+)
+def test_any_description_is_read_back_as_it_was(text):
+  skill = _skill(description=text)
+  assert read_skill(skill.text) == skill
+
+
+def test_plain_descriptions_are_written_plainly():
+  assert "\ndescription: When: `a` # b\n" in _skill(description="When: `a` # b").text
+
+
 def test_ids_and_bundle_hashes_are_those_of_the_source():
   assert skill_id("a") == hashlib.sha256(b"a").hexdigest()[:12]
   lines = [
