@@ -2,7 +2,8 @@
 
 Only the clock of a trajectory changes, never its path. One that came too near to a collision is
 slowed down, as little as makes it safe among the others as they really moved. One that was safe in
-an episode with too little progress is sped up, as much as stays safe.
+an episode with too little progress is sped up, as much as stays safe. One that leaves the road has
+no edit: at any speed its path ends there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from agentjax.recipes.rad2.settings import (
   RewardConfig,
   TrafficConfig,
 )
-from agentjax.recipes.rad2.traffic import TOP_SPEED, Scenario, touches
+from agentjax.recipes.rad2.traffic import TOP_SPEED, Scenario, off_road, touches
 
 
 def rescaled(
@@ -59,10 +60,12 @@ def edited_track(
 ) -> tuple[Float[Array, "steps 4"], Bool[Array, ""]]:
   """One trajectory after its edit, and whether it has been edited.
 
+  Safe is one that touches nobody and stays on the road.
+
   Args:
     config: the factors, and what is safe.
     scenario: sizes and presence of the others.
-    track: as it was driven. others: as they moved meanwhile.
+    track: as it was driven; without an edit if it leaves the road. others: as they moved meanwhile.
     danger: whether it came too near to a collision: the mildest slower one that is safe, or the
       slowest if none is.
     lags: whether it was safe and should have made more progress: the fastest one that is safe, or
@@ -70,13 +73,16 @@ def edited_track(
   """
   factors = jnp.array([*config.slower, *config.faster])
   tracks = jax.vmap(lambda factor: rescaled(track, factor, config.ramp))(factors)
-  safe = ~jax.vmap(lambda one: jnp.any(touches(scenario, one, others, config.margin)))(tracks)
+  leaves = jnp.any(off_road(tracks), axis=-1)
+  safe = ~leaves & ~jax.vmap(lambda one: jnp.any(touches(scenario, one, others, config.margin)))(
+    tracks
+  )
   slower, faster = safe[: len(config.slower)], safe[len(config.slower) :]
   slow = jnp.where(jnp.any(slower), jnp.argmax(slower), len(config.slower) - 1)
   fast = len(config.slower) + jnp.argmax(faster)
   hastens = lags & ~danger & jnp.any(faster)
   found = tracks[jnp.where(danger, slow, fast)]
-  edits = danger | hastens
+  edits = (danger | hastens) & ~jnp.any(off_road(track))
   return jnp.where(edits, found, track), edits
 
 
@@ -93,7 +99,7 @@ def edited_plans(
   Args:
     traffic: the clock. config: the edits.
     reward: ``low`` is the progress below which an episode lags; a trajectory is safe if no
-      collision was within ``time_to_collision``.
+      collision with another vehicle was within ``time_to_collision``.
     scenario: that was played.
     episode: of it.
     result: of the episode.
@@ -103,7 +109,7 @@ def edited_plans(
 
   def edit(decision: Array) -> tuple[Array, Array]:
     now = decision * traffic.latch
-    least = jnp.min(result.times[now + window])
+    least = jnp.min(result.vehicle_times[now + window])
     track, edits = edited_track(
       config,
       scenario,

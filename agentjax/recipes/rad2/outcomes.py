@@ -19,13 +19,16 @@ class Outcome:
   """Of one episode.
 
   Attributes:
-    times: seconds to a collision at every step [T + 1].
+    times: seconds to a collision at every step, 0 from a crash on [T + 1].
+    vehicle_times: of these the collisions with other vehicles alone; leaving the road, which is a
+      crash too, does not count [T + 1].
     progress: metres along the road, over those of the reference.
     crashed: whether it ended in a crash.
     reward: see ``outcome``.
   """
 
   times: Array
+  vehicle_times: Array
   progress: Array
   crashed: Array
   reward: Array
@@ -79,12 +82,12 @@ def outcome(
     reference: metres that the expert made.
   """
   most = config.time_to_collision
-  times = times_to_collision(scenario, episode.ego, episode.others, most)
-  times = jnp.where(episode.crashed, 0.0, times)
+  vehicle_times = times_to_collision(scenario, episode.ego, episode.others, most)
+  times = jnp.where(episode.crashed, 0.0, vehicle_times)
   made = episode.ego[-1, 0] - episode.ego[0, 0]
   progress = made / jnp.maximum(reference, _LEAST_REFERENCE)
   safe = (jnp.min(times) - most) / most
   reward = config.safety * safe + config.progress * progress_reward(
     progress, config.low, config.high
   )
-  return Outcome(times, progress, episode.crashed[-1], reward)
+  return Outcome(times, vehicle_times, progress, episode.crashed[-1], reward)

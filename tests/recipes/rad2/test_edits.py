@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentjax.recipes.rad2.edits import edited_track, rescaled
-from agentjax.recipes.rad2.geometry import path_lengths
-from agentjax.recipes.rad2.settings import EditConfig
-from agentjax.recipes.rad2.traffic import CAR, scenarios, touches
+from agentjax.recipes.rad2.closed_loop import Episode
+from agentjax.recipes.rad2.edits import edited_plans, edited_track, rescaled
+from agentjax.recipes.rad2.geometry import out_of_frame, path_lengths
+from agentjax.recipes.rad2.outcomes import outcome
+from agentjax.recipes.rad2.settings import EditConfig, RewardConfig, TrafficConfig
+from agentjax.recipes.rad2.traffic import CAR, LANE, LANES, off_road, scenarios, touches
 
 _CONFIG = EditConfig()
 _SCENARIO = jax.tree.map(lambda v: v[0], scenarios(0, 0, 1))
@@ -77,3 +79,42 @@ def test_what_was_safe_and_fast_enough_is_left_alone():
   )
   assert not edits
   np.testing.assert_array_equal(found, _track())
+
+
+def _left_the_road(reference):
+  """Plans and edits of an episode that nobody else is in and that drifts off the road, where the
+  car stays; and the plans as places on the road."""
+  traffic, reward = TrafficConfig(), RewardConfig()
+  times = jnp.minimum(0.1 * jnp.arange(traffic.steps + 1), 4.5)
+  angle = jnp.arctan(0.2) + 0 * times
+  ego = jnp.stack([10 * times, 2 * times, angle, 10.2 * (times < 4.5)], axis=-1)
+  crashed = off_road(ego)
+  others = jnp.broadcast_to(_SCENARIO.others, (traffic.steps + 1, 5, 4))
+  alone = _SCENARIO.replace(present=jnp.zeros(5, bool))
+  starts = traffic.latch * jnp.arange(traffic.decisions)
+  episode = Episode(None, None, ~crashed[starts], ego, others, crashed)
+  result = outcome(reward, alone, episode, jnp.float32(reference))
+  assert result.crashed and result.least_time == 0 and result.vehicle_times.min() == 3.0
+  plans, edits = edited_plans(traffic, _CONFIG, reward, alone, episode, result)
+  return jax.vmap(lambda plan, pose: out_of_frame(plan, pose))(
+    plans, ego[starts[: traffic.whole], None, :3]
+  ), edits
+
+
+def test_to_leave_the_road_is_no_collision_to_slow_down_for():
+  _, edits = _left_the_road(reference=40.0)  # progress within no limit: it does not lag
+  assert not edits.any()
+
+
+def test_no_edit_leaves_the_road():
+  places, edits = _left_the_road(reference=1000.0)  # it lags
+  assert edits[0] and not edits.all()
+  assert (places[edits][..., 1] <= (LANES - 0.5) * LANE).all()
+
+
+def test_in_danger_on_the_way_off_the_road_there_is_no_edit():
+  track = _track().at[:, 1].set(0.4 * jnp.arange(_STEPS))
+  assert off_road(track).any() and not off_road(track[:20]).any()
+  others = _standing(20.0).at[..., 1].set(8.0)
+  _, edits = edited_track(_CONFIG, _SCENARIO, track, others, danger=_TRUE, lags=_FALSE)
+  assert not edits
