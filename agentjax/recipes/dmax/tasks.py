@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import pathlib
 import random
 import re
+from collections.abc import Sequence
 
 from agentjax.config import NonNegativeInt, PositiveInt, check
 from agentjax.data import DataConfig
@@ -41,6 +43,16 @@ class RunningSumConfig(TaskSource):
     super().validate(path)
     check(self.fewest >= 2, f"{path}.fewest", self.fewest, "at least 2")
     check(self.most >= self.fewest, f"{path}.most", self.most, f"at least fewest={self.fewest}")
+    said = f"such that train and test have a sum each; raise it, or {path}.most={self.most}"
+    check(self._has_both_sides(), f"{path}.largest", self.largest, said)
+
+  def _has_both_sides(self) -> bool:
+    """Whether train and test have a sum each; all of a few sums may be on one side."""
+    terms = range(1, min(self.largest, 100) + 1)  # 10,000 sums or more are on both
+    counts = range(self.fewest, self.most + 1)
+    sums = itertools.chain.from_iterable(itertools.product(terms, repeat=n) for n in counts)
+    side = _side(next(sums))
+    return any(_side(terms) != side for terms in sums)
 
   def load(self, data: DataConfig) -> TaskSplits:
     assert data.train_size is not None and data.test_size is not None
@@ -75,7 +87,7 @@ def running_sum(terms: list[int], number: int) -> Task:
   )
 
 
-def _side(terms: list[int]) -> str:
+def _side(terms: Sequence[int]) -> str:
   digest = hashlib.sha256("+".join(map(str, terms)).encode()).digest()
   return "test" if int.from_bytes(digest[:4], "big") < _TEST_SHARE * 2**32 else "train"
 

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from agentjax.config import ConfigError
 from agentjax.data import DataConfig
 from agentjax.data.errors import DataError
 from agentjax.data.splits import FIRST_TEST_ID
@@ -37,6 +38,17 @@ def test_train_and_test_share_no_sum():
   for task in splits[0].test:
     assert task.id >= FIRST_TEST_ID
     assert sum(map(int, task.prompt[0].content.split("+"))) == int(task.answer)
+
+
+def test_sums_that_are_all_on_one_side_are_refused():
+  for settings in ({"largest": 1}, {"largest": 3}, {"largest": 2, "most": 3}):
+    with pytest.raises(ConfigError, match=r"source\.largest=.*train and test have a sum each"):
+      RunningSumConfig(**{"fewest": 2, "most": 2} | settings).validate()
+  for settings in ({"largest": 4}, {"largest": 1, "most": 6}, {"largest": 10**9, "most": 10**6}):
+    RunningSumConfig(**{"fewest": 2, "most": 2} | settings).validate()
+  both = RunningSumConfig(fewest=2, most=2, largest=4)
+  splits = both.load(DataConfig(train_size=3, test_size=3))
+  assert len(splits.train) == len(splits.test) == 3
 
 
 def test_passages_of_files_go_on_where_their_prompts_end(tmp_path):
