@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from agentjax.config import ConfigError
 from agentjax.faults import describe
 from agentjax.files import write_atomically
-from agentjax.recipes.semaclaw.graph import TaskSpec
+from agentjax.recipes.semaclaw.graph import TaskSpec, TeamTask
 from agentjax.recipes.semaclaw.live import LiveTeam
 
 Mode = Literal["notify", "script", "agent", "script-agent"]
@@ -121,7 +121,8 @@ class Schedule:
 
   Args:
     jobs: in their order.
-    team: does the jobs of agents; entered by the caller.
+    team: does the jobs of agents; the caller enters it, after ``end_interrupted``. Its board is
+      opened here.
     folder: of the team, which also keeps the state.
     tell: shows a text to people.
     clock: seconds since 1970.
@@ -137,37 +138,70 @@ class Schedule:
     clock: Callable[[], float] = time.time,
   ):
     self._jobs, self._team, self._tell, self._clock = tuple(jobs), team, tell, clock
+    team.scheduler.open()  # no other process reads or writes the state from here on
     self._path = pathlib.Path(folder) / STATE
     known = json.loads(self._path.read_bytes()) if self._path.exists() else {}
     self._last: dict[str, float] = known.get("last", {})
     self._said: dict[str, str] = known.get("said", {})
-    # A job with a time of day waits from now on, not from its last run that never was.
-    self._begun = clock()
+    # A job with a time of day that never ran waits from when it was first seen, by any process.
+    first, now = known.get("first", {}), clock()
+    self._first: dict[str, float] = {job.name: first.get(job.name, now) for job in self._jobs}
+    self._save()
+    self._running: set[str] = set()
+    self._ended = asyncio.Event()  # one of those that were running
 
-  def next_due(self) -> float:
-    """When the next job is due."""
-    now = self._clock()
-    return min(next_time(job, self._since(job), now) for job in self._jobs)
+  def end_interrupted(self) -> None:
+    """Ends with an error, and tells, what agents were doing when the last process ended.
 
-  def _since(self, job: Job) -> float | None:
-    return self._last.get(job.name, self._begun if job.at else None)
+    For a team that is not entered yet: entering it starts such tasks again.
+    """
+    board = self._team.scheduler.board
+    for task in [task for task in board.tasks if not task.ended]:
+      if board.parents[task.parent].admin.startswith(f"{ADMIN}/"):
+        board.finish(task, "error", "the process ended in it", now=self._clock())
+        self._note(task.label, _outcome(task))
 
   async def run_due(self) -> list[str]:
     """Runs all jobs that are due, at the same time; gives their names."""
+    async with asyncio.TaskGroup() as group:
+      return self._start_due(group)
+
+  async def run_forever(self) -> None:
+    """Until it is cancelled. No job waits for another; one that still runs is not started."""
+    async with asyncio.TaskGroup() as group:
+      while True:
+        self._ended.clear()
+        self._start_due(group)
+        self._team.scheduler.forget()
+        with contextlib.suppress(TimeoutError):
+          async with asyncio.timeout(max(0.0, min(self._next_due() - self._clock(), 60.0))):
+            await self._ended.wait()
+
+  def _next_due(self) -> float:
+    """When the next of the jobs that do not run is due."""
     now = self._clock()
-    due = [job for job in self._jobs if next_time(job, self._since(job), now) <= now]
+    idle = [job for job in self._jobs if job.name not in self._running]
+    return min((next_time(job, self._since(job), now) for job in idle), default=math.inf)
+
+  def _since(self, job: Job) -> float | None:
+    return self._last.get(job.name, self._first[job.name] if job.at else None)
+
+  def _start_due(self, group: asyncio.TaskGroup) -> list[str]:
+    now = self._clock()
+    idle = [job for job in self._jobs if job.name not in self._running]
+    due = [job for job in idle if next_time(job, self._since(job), now) <= now]
     if due:
       self._last |= {job.name: now for job in due}
       self._save()  # before any of them: none runs twice for one time
-      await asyncio.gather(*(self._run(job) for job in due))
+    for job in due:
+      self._running.add(job.name)
+      work = group.create_task(self._run(job), name=job.name)
+      work.add_done_callback(lambda work: self._note_end(work.get_name()))
     return [job.name for job in due]
 
-  async def run_forever(self) -> None:
-    """Until it is cancelled."""
-    while True:
-      await self.run_due()
-      self._team.scheduler.forget()
-      await asyncio.sleep(max(0.0, min(self.next_due() - self._clock(), 60.0)))
+  def _note_end(self, name: str) -> None:
+    self._running.discard(name)
+    self._ended.set()
 
   async def _run(self, job: Job) -> None:
     try:
@@ -178,9 +212,12 @@ class Schedule:
         said = await self._ask(job, said if job.command else "")
     except Exception as error:  # one job must not end the others
       said = f"failed: {describe(error)}"
-    self._said[job.name] = said
+    self._note(job.name, said)
+
+  def _note(self, name: str, said: str) -> None:
+    self._said[name] = said
     self._save()
-    self._tell(f"[{job.name}] {said}")
+    self._tell(f"[{name}] {said}")
 
   async def _ask(self, job: Job, output: str) -> str:
     parts = []
@@ -192,11 +229,15 @@ class Schedule:
     # As a parent of its own admin: an agent that is at work is not asked twice at once.
     parent = self._team.scheduler.add(f"{ADMIN}/{job.name}", job.name, [spec])
     (task,) = await self._team.scheduler.wait(parent.id)
-    return task.result if task.status == "done" else f"{task.status}: {task.result}"
+    return _outcome(task)
 
   def _save(self) -> None:
-    values = {"last": self._last, "said": self._said}
+    values = {"first": self._first, "last": self._last, "said": self._said}
     write_atomically(self._path, json.dumps(values, indent=1) + "\n")
+
+
+def _outcome(task: TeamTask) -> str:
+  return task.result if task.status == "done" else f"{task.status}: {task.result}"
 
 
 async def run_command(words: Sequence[str]) -> str:

@@ -14,9 +14,11 @@ r"""Jobs at their times: notices, programs, and agents of a team, each in a conv
 ``every`` counts seconds from the last run, ``at`` is a time of day here. With the session "group"
 an agent is shown what its job said last; "isolated", the default, shows nothing. Commands run on
 this machine, as its user, outside every sandbox, without a shell; what one leaves running is ended
-with it. A job counts as run when it
-begins: a process that dies in it does not repeat it, and times that passed while none ran are made
-up for once. ``--once`` runs what is due and ends. 2604.11548.
+with it. A job waits for no other, and is not started while it runs.
+
+A job counts as run when it begins: if the process ends in it, it is not repeated, and the next
+process tells which jobs of agents had not ended. Times that passed while none ran are made up for
+once, from when a job was first seen. ``--once`` runs what is due and ends. 2604.11548.
 """
 
 from __future__ import annotations
@@ -51,8 +53,9 @@ def run(argv: list[str]) -> None:
   )
 
   async def keep() -> None:
+    schedule = Schedule(jobs, team, _OUTPUT.value)
+    schedule.end_interrupted()
     async with team:
-      schedule = Schedule(jobs, team, _OUTPUT.value)
       await (schedule.run_due() if _ONCE.value else schedule.run_forever())
 
   asyncio.run(keep())

@@ -1,6 +1,7 @@
 """Jobs at their times, what they may be, and what a restart makes up for."""
 
 import asyncio
+import contextlib
 import datetime
 import json
 import sys
@@ -11,8 +12,10 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.recipes.semaclaw import jobs as jobs_module
+from agentjax.recipes.semaclaw.graph import Board, Roster
 from agentjax.recipes.semaclaw.jobs import STATE, Job, Schedule, next_time, read_jobs
 from agentjax.recipes.semaclaw.live import LiveTeam
+from agentjax.recipes.semaclaw.scheduler import Scheduler
 from agentjax.recipes.semaclaw.scripted import CounterSeat
 from agentjax.training import load_experiment
 from tests.recipes.semaclaw.test_live import _CONFIG
@@ -157,6 +160,90 @@ def test_jobs_of_all_kinds_run_once_for_a_time_and_go_on_after_a_restart(tmp_pat
   assert len(told) == 5
   assert prompts["again"].startswith("<previous>\nIt is 9.\n</previous>")
   assert "<previous>" not in prompts["sum"]
+
+
+class Bench:
+  """A team whose agent does what ``run`` says."""
+
+  def __init__(self, folder, run=None):
+    self.scheduler = Scheduler(Board(Roster({"ann": "works"})), run, folder / "board.json")
+
+
+def test_a_time_of_day_counts_from_when_a_job_was_first_seen_by_any_process(tmp_path):
+  jobs = (Job("tell", "notify", at="08:30", text="hello"),)
+  told = []
+
+  async def once(hour, minute, day):
+    bench = Bench(tmp_path)
+    now = at(hour, minute, day)
+    schedule = Schedule(jobs, bench, tmp_path, tell=told.append, clock=lambda: now)
+    async with bench.scheduler:
+      await schedule.run_due()
+
+  seen = []
+  for time_ in ((8, 40, 1), (8, 20, 2), (8, 40, 2), (8, 50, 2), (9, 0, 5), (9, 10, 5)):
+    asyncio.run(once(*time_))
+    seen.append(len(told))
+  assert seen == [0, 0, 1, 1, 2, 2]
+
+
+def test_an_agent_whose_process_dies_is_not_asked_again_and_people_are_told(tmp_path):
+  jobs = (Job("ask", "agent", every=60.0, agent="ann", prompt="go", session="group"),)
+  asked, told, now = [], [], [at(8, 0)]
+
+  async def hang(task, prompt):
+    asked.append(task.id)
+    await asyncio.sleep(60)
+
+  async def answer(task, prompt):
+    asked.append(task.id)
+    return prompt
+
+  async def life(run, limit):
+    bench = Bench(tmp_path, run)
+    schedule = Schedule(jobs, bench, tmp_path, tell=told.append, clock=lambda: now[0])
+    schedule.end_interrupted()
+    async with bench.scheduler:
+      with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit):
+          await schedule.run_due()
+      await asyncio.sleep(0.05)
+    return list(bench.scheduler.board.tasks)
+
+  (task,) = asyncio.run(life(hang, 0.05))
+  assert task.status == "processing" and told == []
+  (task,) = asyncio.run(life(answer, 10))
+  assert asked == [task.id] and task.status == "error"
+  assert told == ["[ask] error: the process ended in it"]
+  now[0] += 60.0
+  asyncio.run(life(answer, 10))
+  assert len(asked) == len(told) == 2
+  assert "<previous>\nerror: the process ended in it\n</previous>" in told[1]
+
+
+def test_a_slow_job_stops_no_other_and_is_not_started_while_it_runs(tmp_path):
+  jobs = (
+    Job("slow", "agent", every=0.2, agent="ann", prompt="go"),
+    Job("tick", "notify", every=0.1, text="tick"),
+  )
+  told, begun = [], []
+
+  async def slow(task, prompt):
+    begun.append(time.monotonic())
+    await asyncio.sleep(0.5)
+    return "over"
+
+  async def main():
+    bench = Bench(tmp_path, slow)
+    schedule = Schedule(jobs, bench, tmp_path, tell=told.append)
+    async with bench.scheduler:
+      with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.3):
+          await schedule.run_forever()
+
+  asyncio.run(main())
+  assert told.index("[slow] over") >= 3  # ticks come first
+  assert 2 <= len(begun) <= 3 and begun[1] - begun[0] >= 0.5
 
 
 def test_a_job_that_cannot_run_says_so_and_stops_no_other(tmp_path):
