@@ -121,9 +121,12 @@ class Scheduler:
 
   async def cancel(self, admin: str) -> None:
     """Ends all tasks of an admin, those at work too."""
+    loop = asyncio.get_running_loop()
     for task in self.board.cancel(admin, now=self._clock()):
       if task.id in self._running:
-        self._running[task.id][1].cancel()
+        # After its first step, which is scheduled already: without it the coroutine would never
+        # be entered, and its agent never be free again.
+        loop.call_soon(self._running[task.id][1].cancel)
     await self._note_change()
 
   def forget(self) -> None:
@@ -169,7 +172,8 @@ class Scheduler:
   async def _work(self, task: TeamTask, prompt: str) -> None:
     outcome: tuple[TaskStatus, str] | None = None
     try:
-      outcome = await self._attempt(task, prompt)
+      if not task.ended:  # cancelled before its first step
+        outcome = await self._attempt(task, prompt)
     except asyncio.CancelledError:
       if not task.ended:  # not cancelled by its admin: the scheduler closes, and another goes on
         raise

@@ -111,6 +111,33 @@ def test_a_cancelled_task_cleans_up_before_its_agent_is_asked_again():
   assert asyncio.run(main()) == ("cancelled", "did second")
 
 
+def test_an_agent_whose_task_is_cancelled_before_its_first_step_gets_work_again():
+  async def main():
+    team = Team()
+    async with Scheduler(Board(ROSTER), team) as running:
+      waiting = running.add("other", "goal", [TaskSpec("one", "ann", "p")])
+      await running.cancel("other")
+      first = running.add("lead", "goal", [TaskSpec("two", "ann", "p")])
+      async with asyncio.timeout(10):
+        (two,) = await running.wait(first.id)
+      return waiting.tasks["one"].result, two.result, team.log
+
+  assert asyncio.run(main()) == ("cancelled", "did two", ["two"])
+
+
+def test_a_task_that_waits_for_an_agent_starts_when_its_task_is_cancelled_at_once():
+  async def main():
+    async with Scheduler(Board(ROSTER), Team()) as running:
+      running.add("lead", "goal", [TaskSpec("one", "ann", "p")])
+      waiting = running.add("other", "goal", [TaskSpec("two", "ann", "p")])
+      await running.cancel("lead")
+      async with asyncio.timeout(10):
+        (two,) = await running.wait(waiting.id)
+      return two.result
+
+  assert asyncio.run(main()) == "did two"
+
+
 def test_a_paused_admin_starts_nothing():
   async def main():
     team = Team()
