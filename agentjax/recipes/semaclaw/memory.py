@@ -3,6 +3,7 @@
 A memory is written to the note of its day and to ``memories.json``. That list holds at most 100;
 the one with the least ``hits / (days since it was used + 1)`` goes. Notes stay. A search finds
 chunks of notes by their words (BM25 of SQLite's FTS5) and counts as a use of the memories in them.
+Chinese, Japanese and Korean are searched by pairs of characters, as their words have no fixed ends.
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ MEMORIES = "memories.json"
 _LONGEST = 2000  # characters of one memory; ours
 _NOTE = re.compile(r"\d{4}-\d{2}-\d{2}\.md")
 _WORD = re.compile(r"\w+")
+_MOST_WORDS = 32  # of a query; ours
+# Kana, Hangul and ideographs with their marks of repetition.
+_CJK = (
+  "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
+  "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+)
+_CHARACTER = re.compile(f"[{_CJK}]")
+_RUN = re.compile(f"[{_CJK}]+|[^{_CJK}]+")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -94,7 +103,7 @@ class Memory:
 
   def search(self, query: str) -> list[str]:
     """The chunks that fit a query best, each with its day; [] for none."""
-    words = list(dict.fromkeys(w.lower() for w in _WORD.findall(query)))[:32]
+    words = list(dict.fromkeys(_words(query)))[:_MOST_WORDS]
     if not words:
       return []
     with held(self._config.folder) as folder:
@@ -110,8 +119,13 @@ class Memory:
   def _find(self, folder: pathlib.Path, words: Sequence[str]) -> list[str]:
     asked = " OR ".join(f'"{word}"' for word in words)
     with contextlib.closing(sqlite3.connect(":memory:")) as database:
-      database.execute("CREATE VIRTUAL TABLE notes USING fts5(day UNINDEXED, text)")
-      database.executemany("INSERT INTO notes VALUES (?, ?)", self._chunks(folder))
+      # FTS5 takes a run of letters as one word, so the index holds the text with blanks in runs.
+      columns = "day UNINDEXED, text UNINDEXED, words"
+      database.execute(f"CREATE VIRTUAL TABLE notes USING fts5({columns})")
+      database.executemany(
+        "INSERT INTO notes VALUES (?, ?, ?)",
+        ((day, text, _spaced(text)) for day, text in self._chunks(folder)),
+      )
       rows = database.execute(
         "SELECT day, text FROM notes WHERE notes MATCH ? ORDER BY rank, day DESC LIMIT ?",
         (asked, self._config.shown),
@@ -131,6 +145,22 @@ class Memory:
   def _retention(self, memory: Mapping[str, Any]) -> float:
     days = (self._today() - datetime.date.fromisoformat(memory["used"])).days
     return memory["hits"] / (max(days, 0) + 1)
+
+
+def _words(query: str) -> Iterator[str]:
+  """Words and phrases to search for, in lower case."""
+  for word in _WORD.findall(query.lower()):
+    for run in _RUN.findall(word):
+      if _CHARACTER.match(run) and len(run) > 1:
+        # A whole run is a sentence, of which a note need not hold all.
+        yield from (" ".join(run[i : i + 2]) for i in range(len(run) - 1))
+      else:
+        yield run
+
+
+def _spaced(text: str) -> str:
+  """The text with blanks around each character of a script that has none between words."""
+  return _CHARACTER.sub(r" \g<0> ", text)
 
 
 def _read(folder: pathlib.Path) -> list[dict[str, Any]]:

@@ -58,6 +58,36 @@ def test_what_was_saved_is_found_by_its_words_and_its_day(tmp_path):
   )
 
 
+@pytest.mark.parametrize(
+  ("query", "found"),
+  [
+    ("绿茶", ["用户喜欢绿茶，不喜欢咖啡。"]),
+    ("她喜欢什么？", ["用户喜欢绿茶，不喜欢咖啡。"]),
+    ("緑茶", ["ユーザーは緑茶が好き"]),
+    ("ユーザー", ["ユーザーは緑茶が好き"]),
+    ("사용자", ["사용자는 녹차를 좋아한다"]),
+    ("猫", ["猫叫Tom"]),
+    ("tom", ["猫叫Tom"]),
+    ("茶绿", []),
+    ("GREEN tea", ["Ann likes green tea"]),
+    ("gree", []),
+  ],
+)
+def test_what_is_written_without_blanks_is_found_too(tmp_path, query, found):
+  made, days = memory(tmp_path)
+  for text in (
+    "用户喜欢绿茶，不喜欢咖啡。",
+    "ユーザーは緑茶が好き",
+    "사용자는 녹차를 좋아한다",
+    "猫叫Tom",
+    "Ann likes green tea",
+  ):
+    made.save(text)
+    days.day += datetime.timedelta(days=1)
+  assert [text.partition(": ")[2] for text in made.search(query)] == found
+  assert all(kept(tmp_path)[text] == 2 for text in found)
+
+
 def test_the_list_forgets_what_is_old_and_unused_and_notes_do_not(tmp_path):
   made, days = memory(tmp_path, most=2)
   made.save("used often")
