@@ -24,6 +24,7 @@ from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,63}")
 _DEEPEST = 8
+_EXCLUDED = ".*\n"  # hidden files, such as the lock of the folder
 _SECONDS = 30.0  # of one git command
 _IDENTITY = ("-c", "user.name=wiki", "-c", "user.email=wiki@localhost")
 _SAFE = ("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "gc.auto=0",
@@ -119,10 +120,12 @@ class Wiki:
 
   def _repair(self, root: pathlib.Path) -> None:
     """The repository, made or mended: what a dead process left uncommitted is committed first."""
-    if not (root / ".git").is_dir():
-      self._git(root, "init", "-q", "-b", "main")
-      write_atomically(root / ".git" / "info" / "exclude", ".*\n")
-    (root / ".git" / "index.lock").unlink(missing_ok=True)  # ours alone may be at work here
+    for lock in [*(root / ".git").rglob("*.lock")]:  # ours alone may be at work here
+      lock.unlink(missing_ok=True)
+    self._git(root, "init", "-q", "-b", "main")  # completes one that is half made, changes no other
+    exclude = root / ".git" / "info" / "exclude"
+    if not exclude.exists() or exclude.read_text("utf-8", "replace") != _EXCLUDED:
+      write_atomically(exclude, _EXCLUDED)
     self._commit(root, "recovered")
 
   def _commit(self, root: pathlib.Path, subject: str) -> str:

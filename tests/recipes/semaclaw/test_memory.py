@@ -196,6 +196,42 @@ def test_a_process_that_died_between_page_and_commit_loses_nothing(tmp_path, mon
   assert status.stdout == b""
 
 
+@pytest.mark.parametrize(
+  "left",
+  ["index.lock", "HEAD.lock", "config.lock", "refs/heads/main.lock", "logs/refs/heads/main.lock"],
+)
+def test_a_lock_of_a_git_that_died_stops_no_later_page(tmp_path, left):
+  made = wiki(tmp_path)
+  made.save("a.md", "one")
+  lock = tmp_path / "wiki" / ".git" / left
+  lock.touch()
+  made.save("a.md", "two")
+  assert len(made.history("a.md")) == 2 and not lock.exists()
+
+
+@pytest.mark.parametrize("made_until", ["nothing", "HEAD.lock", "objects", "HEAD", "config"])
+def test_a_repository_that_is_half_made_is_completed(tmp_path, made_until):
+  made = wiki(tmp_path)
+  root = tmp_path / "wiki"
+  made.save("a.md", "one")
+  git = root / ".git"
+  whole = tmp_path / "whole"
+  git.rename(whole)
+  git.mkdir()
+  if made_until != "nothing":
+    path = whole / made_until
+    if made_until == "objects":
+      (git / "objects").mkdir()
+    elif path.exists():
+      (git / made_until).write_bytes(path.read_bytes())
+    else:
+      (git / made_until).touch()
+  made.save("b.md", "two")
+  assert [len(made.history(name)) for name in ("a.md", "b.md")] == [1, 1]
+  listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, check=True)
+  assert listed.stdout.decode().split() == ["a.md", "b.md"]  # and no lock of the folder
+
+
 def test_sizes_have_bounds_and_folders_are_no_pages(tmp_path):
   made = wiki(tmp_path, most_characters=5, most_pages=1)
   with pytest.raises(WikiError, match="6 characters; allowed: 5"):
