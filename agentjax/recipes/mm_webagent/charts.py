@@ -7,6 +7,7 @@ draw bars, lines, pies and points ourselves, as SVG.
 
 from __future__ import annotations
 
+import collections
 import html
 import json
 import math
@@ -33,6 +34,8 @@ _TYPES = (
 _CHECKED = ("bar", "line", "pie", "scatter")  # types whose data is compared with the table
 _TOLERANCE = 0.005  # of a value, relative; labels are often rounded
 _MOST_CELLS = 4000
+_MOST_VALUE = 1e300  # of a number, absolute: sums and differences of such numbers are finite
+_MINUS = str.maketrans(dict.fromkeys("\u2212\u2013\uff0d", "-"))  # minus, en dash, wide hyphen
 
 DRAW_SCRIPT = """
 const option = JSON.parse(document.getElementById('option').textContent);
@@ -47,12 +50,17 @@ try {
 
 
 class Series(NamedTuple):
-  """A series as an option shows it: a number for each category."""
+  """A series as an option shows it: a number for each category, NaN where it has none."""
 
   kind: str
   name: str
   categories: tuple[str, ...]
   values: tuple[float, ...]
+
+  @property
+  def numbers(self) -> tuple[float, ...]:
+    """The values that are there."""
+    return tuple(value for value in self.values if not math.isnan(value))
 
 
 class Table(NamedTuple):
@@ -95,14 +103,26 @@ def read_table(markdown: str) -> Table | None:
 
 
 def read_number(text: str) -> float:
-  """``$1,200`` -> 1200, ``45%`` -> 45; NaN if there is no number."""
+  """``$1,200`` -> 1200, ``45%`` -> 45, ``−$5`` and ``(5)`` -> -5; NaN if there is no number."""
   found = re.fullmatch(
-    r"[^\d+.-]{0,3}([+-]?[\d,]*(?:\.\d+|(?<=\d)))\s*([kKmM%]?)\D{0,12}", text.strip()
+    r"([^\d+.-]{0,3}(?:[+-][^\d+.-]{0,3})?)([\d,]*(?:\.\d+|(?<=\d)))\s*([kKmM%]?)(\D{0,12})",
+    text.strip().translate(_MINUS),
   )
   if found is None:
     return math.nan
-  scale = {"k": 1e3, "m": 1e6}.get(found[2].lower(), 1.0)
-  return float(found[1].replace(",", "")) * scale
+  before, digits, unit, after = found.groups()
+  value = float(digits.replace(",", "")) * {"k": 1e3, "m": 1e6}.get(unit.lower(), 1.0)
+  bracketed = "(" in before and ")" in after  # a loss, as books are kept
+  value = -value if "-" in before or bracketed else value
+  return math.nan if _finite(value) is None else value
+
+
+def _finite(value: Any) -> float | None:
+  """A number that can be drawn; None of all else."""
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    return None
+  # Compared before it is converted, which fails for an integer of many digits.
+  return float(value) if abs(value) <= _MOST_VALUE else None
 
 
 def chart_type(text: str) -> str:
@@ -131,7 +151,7 @@ def make_option(asset: Asset, colours: Sequence[str] = (), ink: str = "#333333")
   if kind == "pie":
     values = next(iter(table.series.values()))
     pairs = zip(table.categories, values, strict=True)
-    data = [{"name": name, "value": value} for name, value in pairs]
+    data = [{"name": name, "value": _finite(value)} for name, value in pairs]
     radius = ["40%", "65%"] if re.search("do(ugh)?nut", asset.attributes["chart_type"]) else "60%"
     pie = [{"type": "pie", "radius": radius, "center": ["50%", "58%"], "data": data}]
     return option | {"series": pie}
@@ -141,7 +161,7 @@ def make_option(asset: Asset, colours: Sequence[str] = (), ink: str = "#333333")
   several = len(table.series) > 1
   legend = {"legend": {"bottom": 0, "textStyle": {"color": ink}}} if several else {}
   series: list[dict[str, Any]] = [
-    {"type": kind, "name": name, "data": list(values)}
+    {"type": kind, "name": name, "data": [_finite(value) for value in values]}
     | ({"areaStyle": {}} if "area" in asset.attributes["chart_type"].lower() else {})
     | ({"stack": "all"} if "stack" in asset.attributes["chart_type"].lower() else {})
     for name, values in table.series.items()
@@ -175,7 +195,7 @@ def chart_issues(asset: Asset, option: Mapping[str, Any]) -> list[Issue]:
   issue each, up to five.
   """
   shown = list(_series(option))
-  if not any(one.values for one in shown):
+  if not any(one.numbers for one in shown):
     return [Issue("chart", "chart_blank", "the chart has no data", asset.path)]
   issues: list[Issue] = []
 
@@ -205,7 +225,7 @@ def drawn_issues(asset: Asset, option: Mapping[str, Any], facts: ChartFacts | No
     why = facts.error or "nothing is drawn"
     return [Issue("chart", "chart_blank", f"the frame is blank: {why}", asset.path)]
   issues = []
-  points = sum(len(one.values) for one in _series(option) if one.kind in ("bar", "pie"))
+  points = sum(len(one.numbers) for one in _series(option) if one.kind in ("bar", "pie"))
   if facts.marks < points:
     detail = f"{facts.marks} marks are drawn for {points} values"
     issues.append(Issue("chart", "chart_marks", detail, asset.path))
@@ -229,15 +249,10 @@ def _data_faults(table: Table, shown: Sequence[Series]) -> Iterator[tuple[str, s
     if found is None:
       yield "chart_series", f"the series {name!r} is missing"
       continue
-    at = {
-      category.lower(): value
-      for category, value in zip(found.categories, found.values, strict=True)
-    }
-    for category, value in zip(table.categories, column, strict=True):
-      if math.isnan(value):
-        continue
-      seen = at.pop(category.lower(), None)
-      if seen is None:
+    at = _cells(found.categories, found.values)
+    for key, (category, value) in _cells(table.categories, column).items():
+      _, seen = at.pop(key, ("", math.nan))
+      if math.isnan(seen):
         wrong += 1
         if wrong <= 5:
           yield "chart_missing", f"{name}: {category!r} is missing"
@@ -246,10 +261,24 @@ def _data_faults(table: Table, shown: Sequence[Series]) -> Iterator[tuple[str, s
         if wrong <= 5:
           yield "chart_value", f"{name}, {category}: it shows {seen:g}; the table has {value:g}"
     if at:
-      extra = ", ".join(list(at)[:3])
+      extra = ", ".join([category for category, _ in at.values()][:3])
       yield "chart_extra", f"{name}: it shows what the table has not: {extra}"
   if len(shown) > len(columns):
     yield "chart_extra", f"it shows {len(shown)} series; the table has {len(columns)}"
+
+
+def _cells(
+  categories: Sequence[str], values: Sequence[float]
+) -> dict[tuple[str, int], tuple[str, float]]:
+  """Categories with a number, by their lower case and how many of the same come before."""
+  counts: collections.Counter[str] = collections.Counter()
+  cells = {}
+  for category, value in zip(categories, values, strict=True):
+    if not math.isnan(value):
+      key = category.lower()
+      cells[key, counts[key]] = category, value
+      counts[key] += 1
+  return cells
 
 
 def _series(option: Mapping[str, Any]) -> Iterator[Series]:
@@ -270,11 +299,12 @@ def _series(option: Mapping[str, Any]) -> Iterator[Series]:
         if len(value) > 1 and isinstance(value[0], str):
           name = value[0]
         elif len(value) > 1 and not axis:
-          name = f"{value[0]:g}" if isinstance(value[0], int | float) else name
+          first = _finite(value[0])
+          name = name if first is None else f"{first:g}"
         value = value[-1]
-      if isinstance(value, int | float) and not isinstance(value, bool):
-        names.append(name)
-        values.append(float(value))
+      value = _finite(value)
+      names.append(name)
+      values.append(math.nan if value is None else value)
     kind, title = str(one.get("type", "")), str(one.get("name", ""))
     yield Series(kind, title, tuple(names), tuple(values))
 
@@ -310,23 +340,33 @@ def chart_page(option: Mapping[str, Any], *, library: bool) -> str:
   )
   if not library:
     return f"{head}<div id='chart'>{draw_svg(option)}</div>"
-  data = json.dumps(option).replace("<", "\\u003c")
+  # What JSON has no number for is null to ECharts, or the script could not read its option.
+  plain = json.loads(json.dumps(option), parse_constant=lambda _: None, parse_int=_read_int)
+  data = json.dumps(plain).replace("<", "\\u003c")
   return (
     f"{head}<div id='chart'></div><script id='option' type='application/json'>{data}</script>"
     f"<script src='../{LIBRARY}'></script><script src='../{DRAW}'></script>"
   )
 
 
+def _read_int(digits: str) -> int | None:
+  value = int(digits)
+  return None if _finite(value) is None else value
+
+
 _WIDTH, _HEIGHT = 640, 400
 
 
 def draw_svg(option: Mapping[str, Any]) -> str:
-  """An option as SVG; every mark of data has the class "mark". Other types are drawn as bars."""
+  """An option as SVG; every mark of data has the class "mark". Other types are drawn as bars.
+
+  A category without a number keeps its place and has no mark.
+  """
   colours = option.get("color")
   colours = [str(c) for c in colours] if isinstance(colours, list) and colours else list(COLOURS)
   style = option.get("textStyle")
   ink = str(style.get("color", "#333")) if isinstance(style, dict) else "#333"
-  shown = [one for one in _series(option) if one.values]
+  shown = [one for one in _series(option) if one.numbers]
   parts = [_label(_WIDTH / 2, 26, _text_of(option.get("title")), ink, 16, "middle")]
   if shown and shown[0].kind == "pie":
     parts += _draw_pie(shown[0], colours, ink)
@@ -357,10 +397,14 @@ def _draw_legend(names: Sequence[str], colours: Sequence[str], ink: str) -> Iter
 
 
 def _draw_pie(shown: Series, colours: Sequence[str], ink: str) -> Iterator[str]:
-  names, values = shown.categories, tuple(max(v, 0.0) for v in shown.values)
-  total, angle = sum(values) or 1.0, -math.pi / 2
+  parts = [
+    (i, name, max(value, 0.0))
+    for i, (name, value) in enumerate(zip(shown.categories, shown.values, strict=True))
+    if not math.isnan(value)
+  ]
+  total, angle = sum(value for _, _, value in parts) or 1.0, -math.pi / 2
   x0, y0, r = _WIDTH / 2, 220.0, 130.0
-  for i, (name, value) in enumerate(zip(names, values, strict=True)):
+  for i, name, value in parts:
     turn = min(value / total, 0.9999) * 2 * math.pi
     x1, y1 = x0 + r * math.cos(angle), y0 + r * math.sin(angle)
     x2, y2 = x0 + r * math.cos(angle + turn), y0 + r * math.sin(angle + turn)
@@ -377,7 +421,7 @@ def _draw_pie(shown: Series, colours: Sequence[str], ink: str) -> Iterator[str]:
 
 def _draw_axes(shown: Sequence[Series], colours: Sequence[str], ink: str) -> Iterator[str]:
   names = max((one.categories for one in shown), key=len)
-  values = [value for one in shown for value in one.values]
+  values = [value for one in shown for value in one.numbers]
   low, high = min(0.0, *values), max(0.0, *values)
   high = high if high > low else low + 1.0
   left, top, width, height = 60.0, 52.0, 556.0, 272.0
@@ -404,17 +448,17 @@ def _draw_axes(shown: Sequence[Series], colours: Sequence[str], ink: str) -> Ite
   wide = 0.7 * step / max(len(bars), 1)
   for number, one in enumerate(shown):
     colour = html.escape(colours[number % len(colours)])
-    centres = [left + step * (i + 0.5) for i in range(len(one.values))]
+    points = [(left + step * (i + 0.5), v) for i, v in enumerate(one.values) if not math.isnan(v)]
     if one in bars:
       shift = (bars.index(one) - len(bars) / 2) * wide
-      for x, value in zip(centres, one.values, strict=True):
+      for x, value in points:
         y, bottom = sorted((at(value), at(0)))
         yield (
           f"<rect class='mark' x='{x + shift:.1f}' y='{y:.1f}' width='{0.92 * wide:.1f}' "
           f"height='{max(bottom - y, 0.5):.1f}' fill='{colour}'/>"
         )
       continue
-    pairs = [f"{x:.1f},{at(v):.1f}" for x, v in zip(centres, one.values, strict=True)]
+    pairs = [f"{x:.1f},{at(v):.1f}" for x, v in points]
     if one.kind == "line":
       yield (
         f"<polyline points='{' '.join(pairs)}' fill='none' stroke='{colour}' stroke-width='3'/>"

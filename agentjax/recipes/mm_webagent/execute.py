@@ -239,7 +239,7 @@ def spoilt(option: Mapping[str, Any], random: np.random.Generator) -> dict[str, 
     if data:
       at = int(random.integers(len(data)))
       point = data[at]
-      wrong = 1.5 * (point["value"] if isinstance(point, dict) else point) + 3
+      wrong = 1.5 * ((point["value"] if isinstance(point, dict) else point) or 0) + 3
       data[at] = {**point, "value": wrong} if isinstance(point, dict) else wrong
     one["data"] = data
   return changed | {"series": series}

@@ -1,11 +1,20 @@
 import dataclasses
 import importlib.util
 import json
+import math
+import re
 
 import pytest
 
 from agentjax.recipes.mm_webagent import draw
-from agentjax.recipes.mm_webagent.charts import chart_page, draw_svg, make_option
+from agentjax.recipes.mm_webagent.charts import (
+  chart_issues,
+  chart_page,
+  draw_svg,
+  drawn_issues,
+  make_option,
+)
+from agentjax.recipes.mm_webagent.facts import ChartFacts
 from tests.recipes.mm_webagent.pages import PLAN
 
 _IMAGE, _FILM = PLAN.asset("assets/hero.png"), PLAN.asset("assets/film.mp4")
@@ -58,6 +67,47 @@ def test_our_drawing_of_a_chart_has_a_mark_for_each_value(kind):
   )
   svg = draw_svg(make_option(asset))
   assert svg.count("class='mark'") == 3 and ">Sold<" in svg and "Feb" in svg
+
+
+@pytest.mark.parametrize("kind", ["bar", "line", "pie", "scatter"])
+@pytest.mark.parametrize("cell", ["", "n/a", "9" * 400])
+def test_a_cell_without_a_number_is_null_in_the_option_and_no_mark(kind, cell):
+  asset = dataclasses.replace(
+    _CHART,
+    attributes={**_CHART.attributes, "chart_type": f"{kind} chart"},
+    source_data=f"| Month | Sold |\n|-|-|\n| Jan | 10 |\n| Feb | {cell} |\n| Mar | 15 |",
+  )
+  option = make_option(asset)
+  json.dumps(option, allow_nan=False)
+  data = option["series"][0]["data"]
+  assert [p["value"] if kind == "pie" else p for p in data] == [10, None, 15]
+  svg = draw_svg(option)
+  assert svg.count("class='mark'") == 2 and "nan" not in svg and "inf" not in svg
+  if kind in ("line", "scatter"):  # March stays in its place
+    assert (
+      re.findall("cx='([^']*)'", svg)[1] == re.findall("cx='([^']*)'", draw_svg(_whole(asset)))[2]
+    )
+  assert chart_issues(asset, option) == []
+  assert drawn_issues(asset, option, ChartFacts(2)) == []
+
+
+def _whole(asset):
+  return make_option(dataclasses.replace(asset, source_data=_CHART.source_data))
+
+
+def test_no_number_that_a_model_writes_breaks_a_chart():
+  odd = (math.nan, math.inf, -math.inf, 10**400)
+  values = [1, *odd, 1e308, -1e308, None, "-", True, [math.inf, 2]]
+  for kind in ("bar", "line", "pie", "scatter"):
+    option = {"title": {"text": "t"}, "grid": {"top": math.nan},
+              "series": [{"type": kind, "data": values}]}  # fmt: skip
+    svg = draw_svg(option)
+    assert svg.count("class='mark'") == 2 and "nan" not in svg and "inf" not in svg
+    page = chart_page(option, library=True)
+    hidden = page.partition("application/json'>")[2].partition("</script>")[0]
+    json.dumps(json.loads(hidden), allow_nan=False)
+    assert json.loads(hidden)["series"][0]["data"][:5] == [1, None, None, None, None]
+    assert drawn_issues(_CHART, option, ChartFacts(2)) == []
 
 
 def test_texts_of_a_chart_are_escaped():

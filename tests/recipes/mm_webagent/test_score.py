@@ -132,6 +132,23 @@ def test_charts_of_the_table_have_no_issue():
     assert chart_issues(asset, make_option(asset)) == [], kind
 
 
+def test_rows_of_one_category_are_compared_in_their_order():
+  table = "| Month | Sold |\n|-|-|\n| Jan | 1 |\n| Feb | 2 |\n| Jan | 3 |\n| Jan | |"
+  for kind in ("bar", "line", "pie"):
+    asset = dataclasses.replace(
+      _CHART,
+      attributes={**_CHART.attributes, "chart_type": f"{kind} chart"},
+      source_data=table,
+    )
+    option = make_option(asset)
+    assert chart_issues(asset, option) == [], kind
+    data = option["series"][0]["data"]
+    data[0], data[2] = data[2], data[0]
+    assert [i.code for i in chart_issues(asset, option)] == 2 * ["chart_value"], kind
+    del data[2:]
+    assert "chart_missing" in {i.code for i in chart_issues(asset, option)}
+
+
 def test_what_is_wished_for_and_not_planned_counts_as_missing():
   wish = Wish("image", "sales", "tall")
   found = score(brief=dataclasses.replace(BRIEF, wishes=(*BRIEF.wishes, wish)))
@@ -152,6 +169,13 @@ def test_numbers_and_tables_are_read():
   assert read_number("$1,200") == 1200 and read_number("45%") == 45 and read_number("1.5k") == 1500
   assert read_number(".5") == 0.5 and read_number("€ 1,000.25 net") == 1000.25
   assert all(math.isnan(read_number(text)) for text in ("", ".", "1.2.3", "ten"))
+  assert [read_number(t) for t in ("\u22125", "-5", "(5)", "($1,200)", "$(5)")] == [
+    -5, -5, -5, -1200, -5,
+  ]  # fmt: skip
+  assert [read_number(t) for t in ("\u2212$5", "-€1.5k", "\uff0d5%", "5 (net)", "+5", "+$5")] == [
+    -5, -1500, -5, 5, 5, 5,
+  ]  # fmt: skip
+  assert all(math.isnan(read_number(text)) for text in ("9" * 400, "\u2013", "10\u201320", "()"))
   assert read_table(TABLE).series == {"Sold": (10.0, 20.0, 15.0)}
   assert read_table(f"Text | with a sign\n\n{TABLE}\n\nMore text.") == read_table(TABLE)
   assert read_table("Month | Sold\nJan | $10") is not None
