@@ -305,8 +305,13 @@ def _seal(metadata: dict[str, Any]) -> str:
   return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _load(path: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
+def _load(path: pathlib.Path, wanted: dict[str, Any], *, some: bool = False) -> dict[str, Any]:
   """Parts of a checkpoint, each compared with the hash that it was saved with.
+
+  Args:
+    path: RUN/checkpoints/STEP.
+    wanted: what each is restored to.
+    some: they may have arrays that are not wanted.
 
   Raises:
     DamagedCheckpointError: they cannot be read or are not the same.
@@ -314,8 +319,11 @@ def _load(path: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
   fingerprints = read_metadata(path)["fingerprints"]
   loaded: dict[str, Any] | None = None
   reason = "another process could not read it"
+  context = ocp.Context()
+  context.pytree.loading.partial_load = some
   try:
-    loaded = ocp.load_checkpointables(path, wanted)
+    with context:
+      loaded = ocp.load_checkpointables(path, wanted)
   except Exception as error:  # orbax, tensorstore and their codecs raise errors of many kinds
     text = " ".join(str(error).split())
     reason = f"it cannot be read ({type(error).__name__}: {text[:300]})"
@@ -418,6 +426,8 @@ def load_networks(
 ) -> Weights:
   """Weights of a checkpoint's policy (``RUN/checkpoints/STEP``, or ``RUN`` for its newest).
 
+  The value head is None where the checkpoint has none.
+
   Raises:
     CheckpointError: it is not a checkpoint, damaged, or has no policy of that name.
     ConfigError: it is of another model or tokenizer.
@@ -433,7 +443,12 @@ def load_networks(
 def _load_weights(path: pathlib.Path, abstract_weights: Weights, policy: str) -> Weights:
   """Of "policy", a snapshot or a further policy that was trained."""
   if policy == POLICY:
-    weights: Weights = _load(path, {"networks": abstract_weights})["networks"]
+    saved = read_metadata(path)["fingerprints"]
+    head = saved is not None and "value" in saved
+    if saved is not None and not head:
+      abstract_weights = dataclasses.replace(abstract_weights, value=None)
+    some = head and abstract_weights.value is None
+    weights: Weights = _load(path, {"networks": abstract_weights}, some=some)["networks"]
     return weights
   found = load_further(path, policy, Network(abstract_weights))
   if found is None:

@@ -94,6 +94,21 @@ def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
     )
 
 
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_policies_with_and_without_a_value_head_begin_from_each_other(tmp_path, saved, wanted):
+  def weights(head, number):
+    return Weights({"x": jnp.full(3, number)}, {"v": jnp.full(2, number)} if head else None)
+
+  state = TrainState(jnp.zeros(()), {"policy": Network(weights(saved, 5.0), ())})
+  CheckpointStore(tmp_path / "checkpoints", 1, {}).save(0, state, {})
+  found = load_networks(tmp_path, abstract_like(weights(wanted, 0.0)), {})
+  np.testing.assert_array_equal(found.policy["x"], 5.0)
+  assert (found.value is not None) == (saved and wanted)
+  if found.value is not None:
+    np.testing.assert_array_equal(found.value["v"], 5.0)
+
+
 def test_missing_step_lists_what_there_is(tmp_path):
   store = CheckpointStore(tmp_path, keep=1, identity={})
   store.save(4, _small([1.0, 1.0]), {})
