@@ -424,7 +424,7 @@ class Lane:
     tokens += context.gap
     if run:
       tokens += min(run, self.slots.config.extend_buckets[-1])
-    elif not copies:
+    elif not copies or context.pending:  # kept tokens may wait to be drawn again before a copy
       tokens = min(tokens + 1, self.slots.programs.max_tokens)
     if supply.reach(slot, tokens, copies=copies, base=base):
       return True

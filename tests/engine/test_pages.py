@@ -18,6 +18,7 @@ from agentjax.engine import (
   SampleRequest,
   SlotEngine,
 )
+from tests.engine.conftest import text
 from tests.engine.test_scheduler import (
   PROMPTS,
   assert_same_bits,
@@ -168,6 +169,30 @@ def test_a_group_holds_its_prompt_once(make_engine):
 
   asyncio.run(main())
   assert engine.stats.parked == 0 and engine.stats.sampled_tokens == 32
+
+
+@pytest.mark.parametrize("act", ["call", "fork"])
+def test_what_follows_a_stop_string_takes_the_pages_of_idle_contexts(make_engine, act):
+  """The context ends at the border of a page, with tokens to draw again, and only the page for a
+  copy is left."""
+  engine = make_engine(slots=2, cache_tokens=16, block_tokens=8, prefix_reuse="none")
+
+  async def main():
+    first = await engine.open_ids(range(1, 9))
+    drawn = (await first.generate(request(1, tokens=6))).token_ids.tolist()
+    first.close()
+    stopped = await engine.open_ids(range(1, 9))
+    found = await stopped.generate(request(1, tokens=6, stop_strings=(text(drawn[:2]),)))
+    assert found.finish == Finish.STOP_STRING
+    idle = await engine.open_ids([9, 10, 11])
+    await idle.generate(request(2, tokens=2))
+    async with asyncio.timeout(30):
+      if act == "fork":
+        await stopped.fork(2)
+      else:
+        await stopped.generate(request(3, tokens=3, stop_strings=("~",)))
+
+  asyncio.run(main())
 
 
 def test_pages_are_given_back(make_engine):
