@@ -40,12 +40,6 @@ from agentjax.worlds.pivot.tasks import write_pivots
 _CONFIGS = pathlib.Path(__file__).parent
 
 
-def _load(name: str) -> Experiment:
-  experiment = load_experiment(_CONFIGS / f"{name}.py")
-  experiment.model.mtp = MtpConfig(depths=2)
-  return experiment
-
-
 def _begun(name: str, run: pathlib.Path) -> Experiment:
   experiment = begun_from(load_experiment(_CONFIGS / f"{name}.py"), run)
   experiment.supervised.steps = 0
@@ -54,8 +48,8 @@ def _begun(name: str, run: pathlib.Path) -> Experiment:
 
 def warm(done) -> Experiment:
   """Supervised learning, with the loss of the prediction heads."""
-  experiment = _load("quickstart")
-  experiment.supervised.mtp_coefficient = 0.3
+  experiment = load_experiment(_CONFIGS / "quickstart.py")
+  experiment.model.mtp, experiment.supervised.mtp_coefficient = MtpConfig(depths=2), 0.3
   experiment.rl.steps = 0
   return experiment
 
