@@ -1,7 +1,7 @@
 """Trains the stages of a graph one after the other, each from what earlier ones have left.
 
-  python -m agentjax.stages --stages=configs/nemotron3_stages.py --workdir=runs/nemotron3
-  python -m agentjax.stages --stages=configs/nemotron3_stages.py --workdir=runs/nemotron3 \
+  python -m agentjax.stages --stages=configs/stages/nemotron3.py --workdir=runs/nemotron3
+  python -m agentjax.stages --stages=configs/stages/nemotron3.py --workdir=runs/nemotron3 \
       --until=rlvr --set=rlvr.rl.steps=10
 
 The file defines ``get_stages()`` (``agentjax.training.stage_graph``). The same command goes on

@@ -13,7 +13,7 @@ RECIPES = (
       "trainer disagree, -5 for messages with a fault, a frozen router."
     ),
     commands=(
-      "python -m agentjax.stages --stages=configs/nemotron3_stages.py --workdir=runs/nemotron3 \\\n"
+      "python -m agentjax.stages --stages=configs/stages/nemotron3.py --workdir=runs/nemotron3 \\\n"
       "  --set=rlhf.reward.settings.genrm.comparer.base_url=http://host:8000/v1",
     ),
     tests=("tests/recipes/nemotron3", "tests/training/test_stage_graph.py"),

@@ -193,7 +193,7 @@ def test_heads_cannot_be_healed_where_there_are_none():
 
 
 def test_graph_of_the_config():
-  names = [stage.name for stage in load_stages(_CONFIGS / "nemotron3_stages.py")]
+  names = [stage.name for stage in load_stages(_CONFIGS / "stages" / "nemotron3.py")]
   assert names == ["warm", "rlvr", "pivots", "pivot", "swe", "rlhf", "healing"]
 
 

@@ -1,8 +1,8 @@
 r"""The stages of Nemotron 3 Super's reinforcement learning, on a policy of minutes.
 
-  python -m agentjax.stages --stages=configs/nemotron3_stages.py --workdir=runs/nemotron3 \
+  python -m agentjax.stages --stages=configs/stages/nemotron3.py --workdir=runs/nemotron3 \
       --until=swe
-  python -m agentjax.stages --stages=configs/nemotron3_stages.py --workdir=runs/nemotron3 \
+  python -m agentjax.stages --stages=configs/stages/nemotron3.py --workdir=runs/nemotron3 \
       --set=rlhf.reward.settings.genrm.comparer.base_url=http://host:8000/v1 \
       --set=rlhf.reward.settings.genrm.comparer.model=NAME
 
@@ -37,7 +37,7 @@ from agentjax.training.stage_graph import Stage, begun_from
 from agentjax.worlds.pivot import PivotWorldConfig
 from agentjax.worlds.pivot.tasks import write_pivots
 
-_CONFIGS = pathlib.Path(__file__).parent
+_CONFIGS = pathlib.Path(__file__).parents[1]
 
 
 def _begun(name: str, run: pathlib.Path) -> Experiment:
