@@ -24,7 +24,7 @@ class SamplingConfig(Config):
   """
 
   temperature: Annotated[float, Range(0.0, 100.0)] = 1.0
-  top_k: NonNegativeInt = 0
+  top_k: Annotated[int, Range(0, 2**31, below=True)] = 0
   top_p: Scheduled[PositiveShare] = 1.0
   min_p: Scheduled[Share] = 0.0
 

@@ -128,6 +128,7 @@ class Context:
     if self.state.is_bare:
       raise ValueError("a context of pieces alone cannot sample: extend it by a token at least.")
     _validate(request.sampling)
+    request.check_ids(self._engine.model_config.vocab_size)
     if request.grammar is not None:
       check_fits(request.grammar, self._engine.config, self._engine.model_config.vocab_size)
     generation = Generation(

@@ -82,6 +82,7 @@ class SampleRequest:
       raise ValueError(
         f"key_data must be two uint32, got shape {np.shape(self.key_data)}; see address_key."
       )
+    _check_whole("key_data", tuple(self.key_data), 2**32)
     if self.max_tokens < 1:
       raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}.")
     if len(self.forced_ids) > self.max_tokens:
@@ -92,6 +93,17 @@ class SampleRequest:
       raise ValueError(f"a stop string must not be empty, got stop_strings={self.stop_strings!r}.")
     if self.grammar is not None:
       _check_grammar(self.grammar, self)
+
+  def check_ids(self, vocab_size: int) -> None:
+    """Raises ValueError if ``stop_ids`` or ``forced_ids`` are not of a vocabulary of this size."""
+    for name in ("stop_ids", "forced_ids"):
+      _check_whole(name, getattr(self, name), vocab_size)
+
+
+def _check_whole(name: str, values: Sequence[Any], end: int) -> None:
+  for at, value in enumerate(values):
+    if not (isinstance(value, (int, np.integer)) and 0 <= value < end):
+      raise ValueError(f"{name}[{at}]={value!r}; allowed: whole numbers from 0 to {end - 1}.")
 
 
 def _check_grammar(grammar: Grammar, request: SampleRequest) -> None:

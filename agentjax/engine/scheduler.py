@@ -281,7 +281,13 @@ class Scheduler:
     self._wake(lane)
 
   def _wake(self, lane: Lane) -> None:
-    loop = asyncio.get_running_loop()
+    try:
+      loop = asyncio.get_running_loop()
+    except RuntimeError:  # a context was closed outside one: calls go on where they are awaited
+      for waiting in {job.future.get_loop() for job in lane.jobs.values()}:
+        if not waiting.is_closed():
+          waiting.call_soon(self._wake, lane)
+      return
     if lane.task is None or lane.task.get_loop() is not loop:
       lane.task = loop.create_task(self._drive(lane))
 

@@ -646,12 +646,14 @@ def make_store(config: EngineConfig) -> Store:
 
 def token_array(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
   """int32 ids, checked to be a non-empty run of the vocabulary."""
-  ids = np.asarray(token_ids, np.int32)
+  ids = np.asarray(token_ids)
   if ids.ndim != 1 or not ids.size:
     raise ValueError(f"token ids must be a non-empty flat sequence, got shape {ids.shape}.")
+  if ids.dtype.kind not in "iu":
+    raise ValueError(f"token ids must be whole numbers below 2^63, got {ids.dtype}.")
   if ids.min() < 0 or ids.max() >= vocab_size:
     raise ValueError(
       f"token ids must be in 0..{vocab_size - 1} (model.vocab_size={vocab_size}), got "
       f"{ids.min()}..{ids.max()}."
     )
-  return ids
+  return ids.astype(np.int32)

@@ -1,11 +1,11 @@
-"""Stop strings in text that comes bit by bit."""
+"""What a request may ask for; stop strings in text that comes bit by bit."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from agentjax.engine.request import StopStrings
+from agentjax.engine.request import SampleRequest, StopStrings
 from agentjax.text.tokenizer import ByteTokenizer
 
 
@@ -34,3 +34,9 @@ def test_stop_strings_are_found_as_in_the_whole_text_without_decoding_it_again(s
   wanted = next((i + 1 for i, t in enumerate(whole) if any(s in t for s in strings)), None)
   assert (None if found is None else start + found) == wanted
   assert decoded < 200 * len(ids[:end]) ** 0.5 + 30 * len(ids[:end])
+
+
+@pytest.mark.parametrize("key", [(0, 2**32), (-1, 0), (0.5, 0), (1, 2, 3)], ids=str)
+def test_a_key_is_two_numbers_of_32_bits(key):
+  with pytest.raises(ValueError, match="key_data"):
+    SampleRequest(key, 1)

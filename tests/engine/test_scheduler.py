@@ -248,7 +248,10 @@ def test_stop_strings_without_a_decoder_are_refused(make_engine):
     ({"stop_strings": ("",)}, "stop string"),
     ({"forced_ids": (1,) * 12}, "forced_ids"),
     ({"stop_ids": tuple(range(5))}, "engine.max_stop_ids=4"),
+    ({"stop_ids": (48,)}, r"stop_ids\[0\]=48; allowed: whole numbers from 0 to 47"),
+    ({"forced_ids": (1, -1)}, r"forced_ids\[1\]=-1"),
     ({"sampling": SamplingConfig(top_p=2.0)}, "sampling.top_p"),
+    ({"sampling": SamplingConfig(top_k=2**31)}, "sampling.top_k"),
   ],
 )
 def test_an_impossible_request_names_the_field_and_costs_nothing(make_engine, fields, message):
@@ -607,6 +610,47 @@ def test_a_conversation_that_comes_back_whole_costs_its_new_tokens(make_engine):
   for a, b in zip(found, expected, strict=True):
     np.testing.assert_array_equal(a.token_ids, b.token_ids)
     np.testing.assert_allclose(a.behaviour_log_probs, b.behaviour_log_probs, atol=1e-5)
+
+
+def test_a_context_closed_outside_an_event_loop_is_kept_all_the_same(make_engine):
+  engine = make_engine(prefix_reuse="turns")
+  loop = asyncio.new_event_loop()
+
+  async def begin():
+    context = await engine.open_ids(PROMPTS[0])
+    return context, await context.generate(request(0))
+
+  context, sample = loop.run_until_complete(begin())
+  context.close()
+
+  async def go_on():
+    again = await engine.open_ids([*PROMPTS[0], *sample.token_ids.tolist(), 4])
+    return await again.generate(request(9))
+
+  before = engine.stats.extended_tokens
+  loop.run_until_complete(asyncio.wait_for(go_on(), 60))
+  loop.close()
+  assert engine.stats.extended_tokens - before == 1
+
+
+def test_a_slot_freed_outside_an_event_loop_goes_to_the_call_that_waits_in_one(make_engine):
+  engine = make_engine()
+  loop = asyncio.new_event_loop()
+
+  async def begin():
+    contexts = [await engine.open_ids([1]) for _ in range(5)]
+    calls = [asyncio.create_task(c.generate(request(i, tokens=40))) for i, c in enumerate(contexts)]
+    await asyncio.sleep(0)
+    return contexts, calls
+
+  contexts, calls = loop.run_until_complete(begin())
+  assert engine.waiting == 1
+  for context in contexts[:4]:
+    context.close()
+  sample = loop.run_until_complete(asyncio.wait_for(calls[4], 60))
+  lost = loop.run_until_complete(asyncio.gather(*calls[:4], return_exceptions=True))
+  loop.close()
+  assert len(sample.token_ids) == 40 and all(isinstance(e, EngineError) for e in lost)
 
 
 def test_known_prefixes_make_way_for_parked_contexts(make_engine):

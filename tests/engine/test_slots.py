@@ -266,7 +266,7 @@ def test_a_prompt_longer_than_the_context_names_both_lengths(slot_engine):
     generate(slot_engine, [[1] * 65], seed=0, max_tokens=1)
 
 
-@pytest.mark.parametrize("ids", [[], [48], [-1], [[1, 2]]], ids=str)
+@pytest.mark.parametrize("ids", [[], [48], [-1], [[1, 2]], [2**40], [1.5]], ids=str)
 def test_ids_outside_the_vocabulary_are_refused(slot_engine, ids):
   with pytest.raises(ValueError, match="token ids must be"):
     generate(slot_engine, [ids], seed=0, max_tokens=1)

@@ -284,6 +284,7 @@ class BlockEngine(Engine):
 
   def _check(self, request: SampleRequest) -> None:
     request.sampling.validate()
+    request.check_ids(self.model_config.vocab_size)
     filtered = dataclasses.replace(request.sampling, temperature=1.0) != SamplingConfig()
     for name, given in (
       ("top_k, top_p or min_p", filtered),
