@@ -86,6 +86,23 @@ def test_what_a_graph_masks_can_be_scored_again_to_the_same():
   assert back.status is Status.TRUNCATED and back.reward == Reward(1.0)
 
 
+def test_a_verifier_that_hangs_takes_nothing_that_a_later_one_needs():
+  async def hangs(t, task):
+    await asyncio.sleep(60)
+
+  ended = (Status.OK, Status.TRUNCATED, Status.POLICY_ERROR)
+  stored = [trajectory(1, "1", n, status=status) for n, status in enumerate(ended)]
+  graph = RewardGraph({"x": hangs}, Formula("x"))
+  masked = asyncio.run(rescore(stored, TASKS, graph, timeout=0.2))
+  kept = (Status.VERIFIER_ERROR, Status.VERIFIER_ERROR, Status.POLICY_ERROR)
+  assert tuple(t.status for t in masked) == kept
+  assert [t.reward.value for t in masked] == [None, None, 0.0]
+  back = again(masked)
+  assert tuple(t.status for t in back) == ended
+  assert [t.reward.value for t in back] == [1.0, 1.0, 0.0]
+  assert all(t.metadata == {} for t in back)
+
+
 def test_groups_are_compared_as_groups_and_the_order_stays():
   def rank(members, task):
     return [float(len(members))] * len(members)

@@ -212,11 +212,23 @@ class RewardGraph:
       trajectory.reward = Reward(min(trajectory.reward.value or 0.0, 0.0))
     if not trajectory.reward.valid:
       known = trajectory.metadata.get(FAULT)
-      if known is None or not Fault.from_dict(known).masks:
+      fault = None if known is None else Fault.from_dict(known)
+      if fault is None or not fault.masks:
         fault = Fault(Owner.VERIFIER, "verifier", trajectory.reward.reason or "")
-        trajectory.metadata[FAULT] = fault.to_dict()
-      trajectory.metadata[ENDED] = str(trajectory.status)
-      trajectory.status = Status.VERIFIER_ERROR
+      leave_without_verdict(trajectory, fault)
+
+
+def leave_without_verdict(trajectory: Trajectory, fault: Fault) -> None:
+  """Masks an episode whose reward could not be computed; ``metadata["ended"]`` tells how it ended.
+
+  A policy error has lost already: it gets 0, and stays one.
+  """
+  if trajectory.status is Status.POLICY_ERROR:
+    trajectory.reward = Reward(0.0)
+    return
+  trajectory.reward = Reward.invalid(fault.detail)
+  trajectory.metadata |= {FAULT: fault.to_dict(), ENDED: str(trajectory.status)}
+  trajectory.status = Status.VERIFIER_ERROR
 
 
 async def _run(name: str, scorer: Scorer, trajectory: Trajectory, task: Task) -> Reward:

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
+from agentjax.faults import FAULT, Fault, Owner
 from agentjax.rewards.formula import TERMS
 from agentjax.rewards.graph import ENDED, RewardGraph
 from agentjax.rewards.monitor import FINDINGS
@@ -86,6 +87,8 @@ def _unscored(trajectory: Trajectory) -> Trajectory:
   paid = {k: v for k, v in trajectory.turn_rewards.items() if k in of_episode}
   notes = {ENDED, FINDINGS, TERMS, *trajectory.reward_parts}  # that scorers left in the metadata
   metadata = {k: v for k, v in trajectory.metadata.items() if k not in notes}
+  if FAULT in metadata and Fault.from_dict(metadata[FAULT]).owner is Owner.VERIFIER:
+    del metadata[FAULT]
   return dataclasses.replace(
     trajectory,
     status=status,

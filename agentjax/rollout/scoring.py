@@ -14,8 +14,13 @@ from typing import Any
 
 from agentjax.faults import FAULT, Fault, Owner
 from agentjax.places import Clock, Places, owned_by, wait_within
-from agentjax.rewards.graph import RewardGraph, emptied, find_culprits
-from agentjax.trajectory.record import Reward, Status, Task, Trajectory
+from agentjax.rewards.graph import (
+  RewardGraph,
+  emptied,
+  find_culprits,
+  leave_without_verdict,
+)
+from agentjax.trajectory.record import Reward, Task, Trajectory
 from agentjax.trajectory.seats import learning_agents, settle, view
 
 MOST_THREADS = 256  # that score at one time
@@ -57,7 +62,7 @@ async def _score_role(
   ignores this is abandoned and can no longer change the trajectories. Then each episode is compared
   with an empty one. If an episode is slow and the empty one is not, it gets 0 (or less, if an empty
   answer is worth less), and the others are scored again without it. If the empty one is slow too,
-  the verifier is at fault: the rewards are invalid and the status is VERIFIER_ERROR.
+  the verifier is at fault: see ``leave_without_verdict``.
   """
   if await _scored(rewards, trajectories, task, timeout):
     return
@@ -72,10 +77,10 @@ async def _score_role(
   if culprits is None or not await _scored(rewards, kept, task, timeout):
     fault = Fault(Owner.VERIFIER, "time", message)
     for trajectory in trajectories:
-      if not trajectory.status.broken:
-        trajectory.status = Status.VERIFIER_ERROR
-        trajectory.metadata[FAULT] = fault.to_dict()
-      trajectory.reward = Reward.invalid(message)
+      if trajectory.status.broken:
+        trajectory.reward = Reward.invalid(message)
+      else:
+        leave_without_verdict(trajectory, fault)
     return
   for index in culprits:
     found = kept[index]
