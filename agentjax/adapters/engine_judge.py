@@ -98,10 +98,10 @@ class EngineJudge:
     if not all(wanted):
       raise ValueError(f"choices={list(choices)}; allowed: texts of at least one token.")
     longest = max(map(len, wanted))
-    if len(prefix) + longest > self._engine.config.max_length:
+    if len(prefix) + longest > self._engine.max_tokens:
       raise ContextLengthError(
-        f"{len(prefix)} tokens and {longest} of a choice; engine.max_length allows "
-        f"{self._engine.config.max_length}."
+        f"{len(prefix)} tokens and {longest} of a choice; engine.max_length and "
+        f"engine.cache_tokens allow {self._engine.max_tokens}."
       )
     shared = await self._engine.prefill(prefix)
     try:

@@ -82,7 +82,7 @@ class Context:
   @property
   def room(self) -> int:
     """Tokens it can still take."""
-    return self._engine.scheduler.max_tokens - len(self) - self.state.gap
+    return self._engine.max_tokens - len(self) - self.state.gap
 
   @property
   def experts(self) -> np.ndarray | None:
@@ -242,6 +242,11 @@ class Engine:
   def version(self) -> int:
     """Version of the weights in use; -1 before the first ``publish``."""
     return self.scheduler.version(self._policy)
+
+  @property
+  def max_tokens(self) -> int:
+    """That a context can hold: ``max_length``, or less where a lane has fewer pages."""
+    return self.scheduler.max_tokens
 
   def publish(self, params: Params, version: int) -> None:
     """Takes a copy of new training parameters, from the next dispatch on.

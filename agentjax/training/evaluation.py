@@ -46,8 +46,12 @@ from agentjax.trajectory.record import POLICY
 
 
 def build_engine(parts: Parts, policies: int = 1) -> Engine:
-  """A sampling engine of a run; it draws no id that the tokenizer does not have."""
-  return parts.experiment.likelihood.engine(
+  """A sampling engine of a run; it draws no id that the tokenizer does not have.
+
+  Raises:
+    ConfigError: its pages cannot hold an episode.
+  """
+  engine = parts.experiment.likelihood.engine(
     parts.model,
     parts.experiment.sampling_engine,
     parts.chat,
@@ -56,6 +60,15 @@ def build_engine(parts: Parts, policies: int = 1) -> Engine:
     devices=place(parts.experiment.devices, together=parts.experiment.engine.processes).rollout,
     policies=policies,
   )
+  held, longest = engine.max_tokens, parts.experiment.rollout.max_total_tokens
+  if held < longest:
+    engine.close()
+    raise ConfigError(
+      f"config.engine.cache_tokens={parts.experiment.engine.cache_tokens}: a lane holds a context "
+      f"of {held} tokens; allowed: room for config.rollout.max_total_tokens={longest} in each of "
+      "its parts (engine.lanes * mesh.data * mesh.expert of them), or 0."
+    )
+  return engine
 
 
 def build_engines(parts: Parts) -> tuple[Engine, Callable[[Parts], Engine]]:

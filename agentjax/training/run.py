@@ -282,8 +282,8 @@ class _Session:
         faults,
         name,
       )
-    self.runner = LoopThread()
     self.engine, further = build_engines(self.parts)
+    self.runner = LoopThread()
     self.bank = PolicyBank(self.parts, self.first_rl_step, further)
     self.interrupt = Interrupt()
     self.evaluations: dict[str, dict[str, float]] = {}

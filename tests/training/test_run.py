@@ -237,6 +237,14 @@ def test_a_demonstration_longer_than_a_row_is_refused_before_anything_starts(tmp
   assert not (tmp_path / "run").exists()
 
 
+def test_pages_that_cannot_hold_an_episode_are_refused_by_their_name(tmp_path):
+  experiment = smoke_experiment()
+  experiment.engine.block_tokens = experiment.engine.cache_tokens = 16
+  said = r"config\.engine\.cache_tokens=16: a lane holds a context of 16 tokens"
+  with pytest.raises(ConfigError, match=said):
+    Run(experiment, tmp_path / "run", console=quiet()).train()
+
+
 @pytest.mark.slow
 def test_gradients_that_stay_non_finite_stop_the_run_and_change_nothing(tmp_path, finished_run):
   straight, *_ = finished_run

@@ -191,7 +191,7 @@ class _Drawer:
         f"transition {one.id} is of task {one.task}, which the world of --config does not have",
         "transitions",
       )
-    if len(one.ids) >= self._engine.config.max_length:
+    if len(one.ids) >= self._engine.max_tokens:
       return []
     prefix = await self._engine.prefill(one.ids)
     try:

@@ -106,7 +106,7 @@ class BlockContext(Context):
 
   @property
   def room(self) -> int:
-    return self._blocks.config.max_length - len(self)
+    return self._blocks.max_tokens - len(self)
 
   @property
   def experts(self) -> None:
@@ -117,7 +117,7 @@ class BlockContext(Context):
     if len(ids) > self.room:
       raise ContextLengthError(
         f"a context of {len(self)} tokens cannot take {len(ids)} more; allowed: "
-        f"engine.max_length={self._blocks.config.max_length}."
+        f"engine.max_length={self._blocks.max_tokens}."
       )
     self._ids += ids.tolist()
 
@@ -209,6 +209,10 @@ class BlockEngine(Engine):
   @property
   def version(self) -> int:
     return self._version
+
+  @property
+  def max_tokens(self) -> int:
+    return self.config.max_length
 
   def publish(self, params: Params, version: int) -> None:
     with dispatching():

@@ -221,7 +221,7 @@ class Completer:
     """How the policy continues its turn, and whether it was cut off; None if it does not fit."""
     chat = self._chat
     ids = [i for span in chat.prompt(task.prompt) for i in span.ids] + chat.begun(begun)
-    if len(ids) >= self._engine.config.max_length:
+    if len(ids) >= self._engine.max_tokens:
       return None
     context = await self._engine.open_ids(ids)
     try:

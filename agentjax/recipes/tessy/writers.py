@@ -43,7 +43,7 @@ class EngineWriter:
   ) -> Continuation:
     """As in ``Writer``. A character of which the last bytes are missing is left out."""
     ids = [i for span in self._chat.prompt(prompt) for i in span.ids] + self._chat.begun(text)
-    if len(ids) >= self._engine.config.max_length:
+    if len(ids) >= self._engine.max_tokens:
       raise GivenUpError(f"{len(ids)} tokens fill engine.max_length")
     seed, *address = key
     context = await self._engine.open_ids(ids)

@@ -59,7 +59,7 @@ class _Fixed:
   """An engine that draws given ids."""
 
   def __init__(self, ids, finish="length"):
-    self.config, self._ids, self._finish = EngineConfig(max_length=96), ids, finish
+    self.max_tokens, self._ids, self._finish = 96, ids, finish
 
   async def open_ids(self, ids):
     self.opened = ids
