@@ -248,6 +248,11 @@ class Engine:
     """That a context can hold: ``max_length``, or less where a lane has fewer pages."""
     return self.scheduler.max_tokens
 
+  def places(self, tokens: int) -> int:
+    """That a run of tokens takes of ``max_tokens`` if its pages hold nothing else."""
+    programs = self.scheduler.lanes[0].slots.programs
+    return programs.pages_of(tokens) * programs.block_tokens if programs.has_blocks else tokens
+
   def publish(self, params: Params, version: int) -> None:
     """Takes a copy of new training parameters, from the next dispatch on.
 

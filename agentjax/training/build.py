@@ -303,19 +303,20 @@ def _check_demonstrations(
   experiment: Experiment, chat: Chat, tools: Sequence[Tool], tasks: TaskSplits
 ) -> None:
   """Raises ConfigError for the longest demonstration if it does not fit a training row."""
-  limit, found = experiment.supervised.row_length, []
+  limit, over = experiment.supervised.row_length, []
   for task in tasks.train:
     if task.demonstration:
       offered = declared_tools(task.metadata) or tools
       spans = chat.conversation(task.prompt, task.demonstration, offered)
-      found.append((sum(len(span.ids) for span in spans), task))
-  longest, task = max(found, key=lambda one: one[0], default=(0, None))
-  if task is not None and longest > limit:
-    over = sum(length > limit for length, _ in found)
+      length = sum(len(span.ids) for span in spans)
+      if length > limit:
+        over.append((length, task))
+  if over:
+    longest, task = max(over, key=lambda one: one[0])
     raise ConfigError(
-      f"config.supervised.row_length={limit}: {over} of {len(found)} demonstrations are longer, "
-      f"that of task {task.id} of {task.source!r} has {longest} tokens; allowed: at least "
-      f"{longest}, or leave these tasks out."
+      f"config.supervised.row_length={limit}: {len(over)} demonstrations are longer, that of task "
+      f"{task.id} of {task.source!r} has {longest} tokens; allowed: at least {longest}, or leave "
+      "these tasks out."
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jax import Array
 
 from agentjax.adapters.tools.search import Document, read_corpus
-from agentjax.config import ConfigError, FilePath, PositiveInt, check
+from agentjax.config import ConfigError, FilePath, PositiveInt, Share, check
 from agentjax.data.errors import DataError
 from agentjax.engine import Engine, EngineConfig
 from agentjax.models import ModelConfig
@@ -41,6 +41,8 @@ class PacketsConfig(LikelihoodConfig):
     files: text files, such as manuals and skills; known as they are, and as the tool "files" shows
       them, with numbers before the lines.
     least_tokens: shorter documents are read as text.
+    spare: room of a context beyond ``engine.max_length``, as a share of it, for headers, trailers
+      and the ends of pages; documents that would take more are read as text.
     adapter: file of header and trailer (``write_adapter``); None is neither.
     folder: where packets are kept and shared by processes; None keeps them in memory alone.
     memory_mb: MB (2^20 bytes) of packets in the memory of the host, beside the pages in use.
@@ -53,6 +55,7 @@ class PacketsConfig(LikelihoodConfig):
   corpus: tuple[FilePath, ...] = ()
   files: tuple[FilePath, ...] = ()
   least_tokens: PositiveInt = 32
+  spare: Share = 0.5
   adapter: FilePath | None = None
   folder: FilePath | None = None
   memory_mb: PositiveInt = 1024
@@ -126,9 +129,18 @@ class PacketsConfig(LikelihoodConfig):
   def engine(self, model: ModelConfig, config: EngineConfig, chat: Chat, **options: Any) -> Engine:
     adapter = self._adapter(model)
     folder = None if self.folder is None else pathlib.Path(self.folder)
-    engine = Engine(model, dataclasses.replace(config, pieces=True), **options)
+    spare = 0 if self.recompute else int(self.spare * config.max_length)
+    wider = dataclasses.replace(config, pieces=True, max_length=config.max_length + spare)
+    engine = Engine(model, wider, **options)
     store = PacketStore(self.memory_mb << 20, folder)
-    packets = PacketEngine(engine, self.library(chat), store, adapter, recompute=self.recompute)
+    packets = PacketEngine(
+      engine,
+      self.library(chat),
+      store,
+      adapter,
+      recompute=self.recompute,
+      text_length=min(config.max_length, engine.max_tokens),
+    )
     return cast(Engine, packets)  # it has all that an engine has
 
   def _adapter(self, model: ModelConfig) -> Adapter | None:

@@ -19,7 +19,7 @@ import numpy as np
 from agentjax.engine.engine import Context, Engine, Prefix
 from agentjax.engine.prefix_cache import Images
 from agentjax.engine.publish import Weights
-from agentjax.engine.request import EngineError, Sample, SampleRequest
+from agentjax.engine.request import ContextLengthError, EngineError, Sample, SampleRequest
 from agentjax.engine.store import HeldPiece
 from agentjax.models import DecodeParams, Params
 from agentjax.recipes.kv_packets.adapter import Adapter
@@ -68,6 +68,9 @@ class PacketEngine:
     store: of packets.
     adapter: around every document; None is neither header nor trailer.
     recompute: read documents as text, and compute them in full.
+    text_length: tokens of text that each context must be able to hold, whatever it reads: packets
+      take more room than their text, and one that would leave too little is read as text. None:
+      only what the packet itself needs is looked at.
 
   Attributes:
     library: as given; an empty one with ``recompute``.
@@ -82,7 +85,9 @@ class PacketEngine:
     adapter: Adapter | None = None,
     *,
     recompute: bool = False,
+    text_length: int | None = None,
   ) -> None:
+    self.text_length = text_length
     self._engine, self._store, self._adapter = engine, store, adapter
     self.library = Library() if recompute else library
     self._maker: tuple[Weights, PacketMaker] | None = None
@@ -93,6 +98,16 @@ class PacketEngine:
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._engine, name)
+
+  @property
+  def max_tokens(self) -> int:
+    """Tokens of text that a context can hold."""
+    return self.places_of_context if self.text_length is None else self.text_length
+
+  @property
+  def places_of_context(self) -> int:
+    """Places that a context has, for text, headers, trailers and what pages leave free."""
+    return self._engine.max_tokens
 
   def publish(self, params: Params, version: int) -> None:
     """As of an engine; packets of other weights are no longer used."""
@@ -194,6 +209,7 @@ class PacketContext:
   def __init__(self, engine: PacketEngine, context: Context) -> None:
     self._engine, self._context = engine, context
     self._around = 0  # tokens of headers and trailers
+    self._last: int | None = None  # a document that the text ends with, not yet taken in
     self._read: list[tuple[int, int, PacketKey, int]] = []  # place, tokens, key, version
 
   def __getattr__(self, name: str) -> Any:
@@ -201,42 +217,77 @@ class PacketContext:
 
   def __len__(self) -> int:
     """Tokens of the text."""
-    return len(self._context) - self._around
+    return len(self._context) - self._around + self._waiting
+
+  @property
+  def _waiting(self) -> int:
+    return 0 if self._last is None else len(self._engine.library.documents[self._last])
+
+  @property
+  def room(self) -> int:
+    """Tokens of text it can still take."""
+    return min(self._context.room - self._waiting, self._engine.max_tokens - len(self))
 
   async def extend(self, token_ids: Sequence[int] | np.ndarray, *, images: Images = ()) -> None:
-    """As of a context; a text that does not fit may have been taken in up to there."""
+    """As of a context; without ``text_length`` what does not fit may be taken in up to there.
+
+    A document is read as a packet once something follows it, as nothing is known of what comes
+    next behind packets alone.
+    """
+    limit = self._engine.text_length
+    if limit is not None and len(self) + len(token_ids) > limit:
+      raise ContextLengthError(
+        f"a context of {len(self)} tokens cannot take {len(token_ids)} more; allowed: {limit} "
+        "tokens of text in all."
+      )
     parts = [(token_ids, None)] if images else self._engine.library.split(token_ids)
     for ids, number in parts:
+      await self._take_last(as_packet=True)
       if number is None:
         await self._context.extend(ids, images=images)
-        continue
-      place = len(self)
-      piece, key = await self._append(number)
-      self._around += piece.length - len(ids)
-      self._read.append((place, len(ids), key, piece.version))
-      self._engine.saved_tokens += len(ids)
+      else:
+        self._last = number
 
-  async def _append(self, number: int) -> tuple[HeldPiece, PacketKey]:
-    """Appends a packet; again where new weights were published on the way."""
-    while True:
-      piece, key = await self._engine.packet(number)
+  async def _take_last(self, *, as_packet: bool) -> None:
+    """Takes in the document that the text ends with."""
+    if self._last is None:
+      return
+    ids, place = self._engine.library.documents[self._last], len(self) - self._waiting
+    while as_packet:
+      piece, key = await self._engine.packet(self._last)
+      if not self._fits(piece):
+        break
       try:
         await self._context.append_pieces([piece])
       except EngineError:
         if piece.version == self._engine.version:
           raise
-      else:
-        return piece, key
+        continue  # new weights were published on the way
+      self._read.append((place, len(ids), key, piece.version))
+      self._around += piece.length - len(ids)
+      self._engine.saved_tokens += len(ids)
+      self._last = None
+      return
+    await self._context.extend(ids)
+    self._last = None
+
+  def _fits(self, piece: HeldPiece) -> bool:
+    """Whether text and packet leave the room that is asked for."""
+    engine, state = self._engine, self._context.state
+    taken = engine.places(len(state) + state.gap) + engine.places(piece.length)
+    follows = 0 if engine.text_length is None else engine.text_length - len(self)
+    return taken + max(follows, 1) <= engine.places_of_context
 
   async def generate(self, request: SampleRequest) -> Sample:
     """As of a context."""
+    await self._take_last(as_packet=False)
     return await self._context.generate(request)
 
   async def fork(self, count: int) -> list[PacketContext]:
     """As of a context."""
     made = [PacketContext(self._engine, context) for context in await self._context.fork(count)]
     for twin in made:
-      twin._around, twin._read = self._around, list(self._read)
+      twin._around, twin._read, twin._last = self._around, list(self._read), self._last
     return made
 
   @property

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from agentjax import models
-from agentjax.engine import ContextLengthError, Engine, EngineConfig, SamplingConfig
+from agentjax.engine import (
+  ContextLengthError,
+  Engine,
+  EngineConfig,
+  SampleRequest,
+  SamplingConfig,
+)
 from agentjax.recipes.kv_packets import (
   PacketMaker,
   PacketsConfig,
@@ -63,12 +69,14 @@ def model(pattern: str) -> models.ModelConfig:
   return dataclasses.replace(TINY, pattern=pattern, vocab_size=TOKENIZER.vocab_size)
 
 
-def packet_engine(config, *, adapter=None, recompute=False, memory_bytes=10**8) -> PacketEngine:
+def packet_engine(
+  config, *, adapter=None, recompute=False, memory_bytes=10**8, places=384, text_length=None
+) -> PacketEngine:
   engine = Engine(
     config,
     EngineConfig(
       slots=4,
-      max_length=384,
+      max_length=places,
       chunk_tokens=4,
       extend_buckets=(32,),
       extend_rows=(4,),
@@ -80,7 +88,14 @@ def packet_engine(config, *, adapter=None, recompute=False, memory_bytes=10**8) 
     devices=jax.local_devices()[:1],
   )
   library = Library(ids_of(text) for text in (MANUAL, *DOCUMENTS))
-  return PacketEngine(engine, library, PacketStore(memory_bytes), adapter, recompute=recompute)
+  return PacketEngine(
+    engine,
+    library,
+    PacketStore(memory_bytes),
+    adapter,
+    recompute=recompute,
+    text_length=text_length,
+  )
 
 
 def play(config, params, *, adapter=None, recompute=False):
@@ -252,6 +267,74 @@ def test_a_text_that_does_not_fit_leaves_no_context_behind():
     return [*packets.scheduler.lanes[0].idle, *packets.scheduler.lanes[0].jobs]
 
   assert asyncio.run(read()) == []
+  packets.close()
+
+
+def ask(packets: PacketEngine, *texts: str):
+  """Ids, log-probs, columns and room of a context that reads the texts one by one and samples."""
+
+  async def run():
+    context = await packets.open_ids(ids_of(texts[0]))
+    for text in texts[1:]:
+      await context.extend(ids_of(text))
+    sample = await context.generate(SampleRequest((1, 2), 4))
+    found = sample.token_ids, sample.behaviour_log_probs, context.columns, context.room
+    context.close()
+    return found
+
+  return asyncio.run(run())
+
+
+def test_a_text_that_ends_with_a_document_is_read_as_text_from_there():
+  config = model("M*-*")
+  params = draw(config, seed=0)
+  adapter = init_adapter(params, jax.random.key(0), header=3, trailer=2)
+  packets = packet_engine(config, adapter=adapter)
+  plain = packet_engine(config, recompute=True)
+  for engine in (packets, plain):
+    engine.publish(params, 0)
+  for texts in ([MANUAL], ["x", MANUAL]):
+    ids, log_probs, columns, room = ask(packets, *texts)
+    expected = ask(plain, *texts)
+    np.testing.assert_array_equal(ids, expected[0])
+    np.testing.assert_allclose(log_probs, expected[1], atol=1e-5)
+    assert room == expected[3] and "packets" not in columns and packets.saved_tokens == 0
+  _, _, columns, _ = ask(packets, f"x{MANUAL}", DOCUMENTS[0])
+  assert (columns["packet_versions"] >= 0).sum() == packets.saved_tokens == len(MANUAL)
+
+  async def prefix():  # what the forks go on with decides how the last document is read
+    held = await packets.prefill(ids_of(f"x{MANUAL}"))
+    assert len(held) == 1 + len(MANUAL)
+    one, other = [await packets.open(held) for _ in range(2)]
+    await one.extend(ids_of("y"))
+    for context in (one, other):
+      await context.generate(SampleRequest((1, 2), 4))
+    found = ["packets" in context.columns for context in (one, other)]
+    for context in (one, other, held.context):
+      context.close()
+    return found
+
+  assert asyncio.run(prefix()) == [True, False]
+  for engine in (packets, plain):
+    engine.close()
+
+
+def test_what_fits_as_text_fits_with_packets_too():
+  config = model("M*-*")
+  params = draw(config, seed=0)
+  adapter = init_adapter(params, jax.random.key(0), header=20, trailer=20)
+  packets = packet_engine(config, adapter=adapter, places=320, text_length=240)
+  packets.publish(params, 0)
+  assert packets.max_tokens == 240
+  found = f"1. {DOCUMENTS[0]}\n"
+  texts = [f"x{MANUAL}y", *[found] * 5]
+  texts.append("z" * (236 - sum(map(len, texts))))
+  _, _, columns, room = ask(packets, *texts)
+  assert room == 0  # 236 and 4 drawn
+  read = columns["packet_places"] == 0
+  assert 0 < read.sum() < 6  # the rest is text
+  with pytest.raises(ContextLengthError, match="240 tokens of text"):
+    ask(packets, *texts, "zzzzz")
   packets.close()
 
 
