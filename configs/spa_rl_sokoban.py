@@ -6,7 +6,7 @@ r"""SPA-RL on Sokoban at toy size: the outcome of a game is attributed to its tu
 
 2505.20732: for the first 40 steps the warm-started policy plays, the progress estimator learns what
 its games came to, and the critic alone is trained beside it. Then the policy is paid by turn, the
-estimated contribution and 1 for a turn whose actions could be read, in PPO with GAE over turns. The
+estimated contribution and 1 for a turn of which an action was done, in PPO with GAE over turns. The
 second command is PPO that is paid at the end. Sizes, warm start and rates are ours; the paper's
 rate of the estimator, 3e-6, is that of a large model. No figures yet.
 """
@@ -30,11 +30,5 @@ def get_config() -> Experiment:
   stage = experiment.rl
   stage.objective, stage.selection = objective, SelectionConfig()
   stage.phases = (PhaseConfig(steps=_FIT, objective=objective, trains="values"),)
-  stage.signals = (
-    ProgressConfig(
-      fit_steps=_FIT,
-      refusals=("No action read",),
-      optimizer=OptimizerConfig(learning_rate=3e-4),
-    ),
-  )
+  stage.signals = (ProgressConfig(fit_steps=_FIT, optimizer=OptimizerConfig(learning_rate=3e-4)),)
   return experiment

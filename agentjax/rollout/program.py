@@ -513,7 +513,12 @@ class Episode:
 
   async def step(self, action: Action) -> Step:
     """Hands the action to the environment; raises EpisodeEnd where that ends the episode."""
-    step, seat = await self._ask("step", Step, lambda: self._environment.step(action)), self.seat
+    seat = self.seat
+    try:
+      step = await self._ask("step", Step, lambda: self._environment.step(action))
+    except EpisodeEnd:
+      self._flag_last(Flag.NOT_EXECUTED)
+      raise
     self._check_agents(step.rewards, Boundary.STEP)
     tools: Sequence[ToolRecord] = step.tools
     if seat.several:
@@ -525,10 +530,12 @@ class Episode:
       self._rewards.append((seat.agent, seat.last, step.reward))
     self._rewards += [(a, self._seats[a].last, paid) for a, paid in step.rewards.items()]
     failed = any(record.status != ToolStatus.OK for record in step.tools)
-    if failed and seat.last is not None:
-      self._builder.flag(seat.last, Flag.TOOL_ERROR)
-    if any(g.decision != "continue" for g in step.guards) and seat.last is not None:
-      self._builder.flag(seat.last, Flag.DENIED)
+    if failed:
+      self._flag_last(Flag.TOOL_ERROR)
+    if any(g.decision != "continue" for g in step.guards):
+      self._flag_last(Flag.DENIED)
+    if not step.executed:
+      self._flag_last(Flag.NOT_EXECUTED)
     if step.status is not Status.OK:
       fault = step.fault
       if fault is None and step.status.masked:
@@ -616,8 +623,8 @@ class Episode:
   def build(self, status: Status, reason: str, fault: Fault | None = None) -> Trajectory:
     """The trajectory so far, not yet scored."""
     several = self.seat.several
-    if status is Status.ENV_ERROR and self.seat.last is not None:
-      self._builder.flag(self.seat.last, Flag.ENV_FAULT)
+    if status is Status.ENV_ERROR:
+      self._flag_last(Flag.ENV_FAULT)
     for seat in self._seats.values():
       self._record_columns(seat)
     texts = {"reason": reason, "close_error": self._close_error}
@@ -736,6 +743,11 @@ class Episode:
     _log.warning("environment of %s: %s", self.address, message, exc_info=error)
     status = Status.ENV_ERROR if fault.masks else Status.POLICY_ERROR
     return EpisodeEnd(status, message, fault)
+
+  def _flag_last(self, flag: Flag) -> None:
+    """Marks the last turn of the agent who acts now, if it has one."""
+    if self.seat.last is not None:
+      self._builder.flag(self.seat.last, flag)
 
   def _append(self, spans: Sequence[Span], *, seconds: float) -> None:
     """Records spans that were not drawn, for the seat; the first one carries the time they took."""

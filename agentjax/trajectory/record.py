@@ -50,6 +50,7 @@ class Flag(enum.StrEnum):
   TRUNCATED = "truncated"
   ENV_FAULT = "env_fault"
   DENIED = "denied"  # a guard refused something the turn asked for
+  NOT_EXECUTED = "not_executed"  # the environment did not carry out the action of the turn
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,6 +50,8 @@ class Action:
 class Step:
   """Result of an action. ``reward`` None means "the reward graph decides at the end"; ``reason``
   says why a status other than ok was set, and ``fault`` what failed where the status masks.
+  ``executed`` is False where the action was not carried out: it was cut off, could not be read or
+  was refused. A tool call that failed says so in its record.
 
   ``reward`` is paid to the agent who acted, ``rewards`` by name to further ones."""
 
@@ -58,6 +60,7 @@ class Step:
   terminated: bool = False
   truncated: bool = False
   status: Status = Status.OK
+  executed: bool = True
   answer: str | None = None
   tools: tuple[ToolRecord, ...] = ()
   guards: tuple[GuardRecord, ...] = ()

@@ -90,7 +90,8 @@ class QuestionEnvironment(Environment):
     turn, self._turn = self._turn, self._turn + 1
     self._conversation.append(Message("assistant", action.text, action.tool_calls))
     if action.truncated or (action.tool_calls and self._turn >= self._max_turns):
-      return self._end(Step(Observation(()), truncated=True, status=Status.TRUNCATED))
+      cut = Step(Observation(()), truncated=True, status=Status.TRUNCATED, executed=False)
+      return self._end(cut)
     if not action.tool_calls:
       answer = self._read_answer(action.text)
       return self._end(Step(Observation(()), terminated=True, answer=answer))

@@ -106,7 +106,7 @@ class TextGame(Environment):
       raise RuntimeError("step() before reset(task, key)")
     self._turn += 1
     if action.truncated:
-      return self._over(Reward(-self.turns.format_penalty), Status.TRUNCATED)
+      return self._over(Reward(-self.turns.format_penalty), Status.TRUNCATED, executed=False)
     named = read_actions(action.text, self.actions, tags=self.turns.tags)
     total = 0.0 if named else -self.turns.format_penalty
     done: list[str] = []
@@ -117,13 +117,17 @@ class TextGame(Environment):
       self._done += 1
       done.append(name)
     if self.ended:
-      return Step(Observation(()), Reward(total), terminated=True, answer=", ".join(done))
+      answer = ", ".join(done)
+      return Step(
+        Observation(()), Reward(total), terminated=True, executed=bool(done), answer=answer
+      )
     if self._turn >= self.turns.max_turns or self._done >= self.turns.max_actions:
-      return self._over(Reward(total), Status.OK)
+      return self._over(Reward(total), Status.OK, executed=bool(done))
     said = (
       f"Done: {', '.join(done)}." if done else f"No action read. Use {', '.join(self.actions)}."
     )
-    return Step(Observation((Message("user", f"{said}\n{self.board()}"),)), Reward(total))
+    shown = Observation((Message("user", f"{said}\n{self.board()}"),))
+    return Step(shown, Reward(total), executed=bool(done))
 
   def snapshot(self) -> bytes:
     values = {
@@ -141,9 +145,16 @@ class TextGame(Environment):
     self._random = np.random.default_rng(0)
     self._random.bit_generator.state = values["random"]
 
-  def _over(self, reward: Reward, status: Status) -> Step:
+  def _over(self, reward: Reward, status: Status, *, executed: bool) -> Step:
     cut = status is Status.TRUNCATED
-    return Step(Observation(()), reward, terminated=not cut, truncated=cut, status=status)
+    return Step(
+      Observation(()),
+      reward,
+      terminated=not cut,
+      truncated=cut,
+      status=status,
+      executed=executed,
+    )
 
 
 def read_actions(text: str, names: Sequence[str], *, tags: bool) -> list[str]:

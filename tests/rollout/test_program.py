@@ -1,5 +1,7 @@
 """What an episode records, and how each way to end gets its status."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -246,6 +248,19 @@ def test_one_invalid_reward_of_the_environment_makes_the_part_invalid(run):
     run, [say("a"), say("b")], make_environment=lambda task: _Talk(turns=2, rewards=rewards)
   )
   assert trajectory.reward_parts["environment"] == Reward.invalid("sensor off")
+
+
+def test_turns_that_were_not_carried_out_are_flagged(run):
+  class Reports(_Talk):
+    async def step(self, action):
+      if action.text == "c":
+        raise RuntimeError("broken")
+      return dataclasses.replace(await super().step(action), executed=action.text == "b")
+
+  turns = [say(text) for text in "abc"]
+  trajectory = play(run, turns, make_environment=lambda task: Reports(turns=5))
+  drawn = [s for s in trajectory.segments if s.sampled.any()]
+  assert [Flag.NOT_EXECUTED in s.flags for s in drawn] == [True, False, True]
 
 
 @pytest.mark.parametrize("status", [Status.POLICY_ERROR, Status.TRUNCATED, Status.ENV_ERROR])

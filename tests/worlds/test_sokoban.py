@@ -56,6 +56,15 @@ def test_the_game_ends_with_its_actions_or_turns():
   assert rewards == [-0.1, -0.1] and step.terminated
 
 
+def test_turns_say_whether_an_action_was_done():
+  last = SokobanConfig(turns=TurnConfig(max_turns=1))
+  for config in (CONFIG, last):
+    assert say(begin(Sokoban(config), TASK), "<answer>Down</answer>").executed
+    assert not say(begin(Sokoban(config), TASK), "well").executed
+    cut = say(begin(Sokoban(config), TASK), "<answer>Down</answer>", truncated=True)
+    assert not cut.executed
+
+
 def test_an_unread_turn_is_told_what_can_be_done():
   step = say(begin(Sokoban(CONFIG), TASK), "I push it")
   assert step.observation.messages[0].content.startswith("No action read. Use Up, Down")

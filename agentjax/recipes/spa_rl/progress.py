@@ -9,9 +9,10 @@ episode add up to its outcome R; the policy is then paid by turn instead of at t
 with g_k 1 where the environment could carry out the action of turn k, and 0 where not. Advantages
 are GAE's over these rewards.
 
-Reference: 2505.20732 and its code (WangHanLinHenry/SPA-RL-Agent). Ours: the estimator is fitted on
-the first ``fit_steps`` training steps, in which the policy is paid at the end as without it;
-``residual``; and which turns count as refused besides the texts of ``refusals``.
+Reference: 2505.20732 and its code (WangHanLinHenry/SPA-RL-Agent), which knows refusals by their
+text alone. Ours: the estimator is fitted on the first ``fit_steps`` training steps, in which the
+policy is paid at the end as without it; ``residual``; and how else a turn is known not to have been
+carried out.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.state import Network, NetworkSpec, Weights
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import Column, get_column
-from agentjax.trajectory.record import Status, Trajectory
+from agentjax.trajectory.record import Flag, Status, Trajectory
 
 if TYPE_CHECKING:
   from agentjax.training.experiment import Experiment
@@ -70,6 +71,7 @@ GROUNDED = Column(
   level="turn",
   in_loss=False,
 )
+_NOT_DONE = frozenset({Flag.TRUNCATED, Flag.NOT_EXECUTED})
 
 
 def _optimizer() -> OptimizerConfig:
@@ -86,8 +88,9 @@ class ProgressConfig(SignalConfig):
       turns are paid by it from the first step on. The paper fits it before reinforcement learning.
     grounding: weight of g_k: 1 in the paper, .5 in the released WebShop script.
     refusals: texts in the answer of the environment that say that an action could not be carried
-      out. A tool call without status "ok", and the last turn of an episode that broke the protocol,
-      count as refused, too.
+      out. A turn that was cut off, that the environment says it did not carry out
+      (``Step.executed``) or whose tool call has not the status "ok", and the last turn of an
+      episode that broke the protocol, count as refused, too.
     residual: the difference if contributions do not add up to R: "dropped", as in the paper, or
       "paid" at the end of the episode, so that the sum is R.
     model: size of the estimator; None is the policy's. Its vocabulary is the policy's.
@@ -227,18 +230,25 @@ def grounded_turns(
     token_bytes: of the vocabulary.
     refusals: see ``ProgressConfig``.
   """
-  drawn = [i for i, s in enumerate(episode.segments) if s.sampled.any()]
+  segments = episode.segments
+  drawn = [i for i, s in enumerate(segments) if s.sampled.any()]
   said: dict[int, bytes] = {}
-  for segment in episode.segments:
+  answered: list[int | None] = []  # of each segment: the drawn one that it answers, or is
+  for i, segment in enumerate(segments):
     parent = segment.parent
-    if parent in drawn and not segment.sampled.any():
+    answered.append(None if parent is None else answered[parent])
+    if segment.sampled.any():
+      answered[i] = i
+    elif segment.owner != "assistant" and (turn := answered[i]) is not None:
       text = b"".join(token_bytes[i] or b"" for i in segment.token_ids.tolist())
-      said[parent] = said.get(parent, b"") + text
+      said[turn] = said.get(turn, b"") + text
   wanted = [text.encode() for text in refusals]
   failed = {record.turn for record in episode.tools if record.status != "ok"}
   result = {
     i: float(
-      episode.segments[i].turn not in failed and not any(w in said.get(i, b"") for w in wanted)
+      not segments[i].flags & _NOT_DONE
+      and segments[i].turn not in failed
+      and not any(text in said.get(i, b"") for text in wanted)
     )
     for i in drawn
   }

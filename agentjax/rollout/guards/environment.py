@@ -93,13 +93,13 @@ class GuardedEnvironment(Environment):
       verdict = await episode.finish(action.text)
       if episode.stopped is None and verdict.decision is not Decision.CONTINUE:
         messages = (Message("user", verdict.told("")),)
-        return Step(Observation(messages), guards=episode.end_turn())
+        return Step(Observation(messages), executed=False, guards=episode.end_turn())
     if episode.stopped is None:
       with intercepted_by(episode):
         step = await self._inner.step(action)
       self._check_passed(step, episode)
     else:
-      step = Step(Observation(()))
+      step = Step(Observation(()), executed=False)
     if episode.stopped is None and not (step.terminated or step.truncated):
       step = await self._judge_observation(step, episode)
     if episode.stopped is not None and step.status is Status.OK:

@@ -163,6 +163,7 @@ class Negotiation(Environment):
       terminated=not cut,
       truncated=cut,
       status=Status.TRUNCATED if cut else Status.OK,
+      executed=False,
       rewards={AGENTS[1 - author]: Reward(0.0)},
     )
 

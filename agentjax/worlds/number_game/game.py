@@ -63,10 +63,12 @@ class GuessNumber(Environment):
 
   async def step(self, action: Action) -> Step:
     if action.truncated:
-      return Step(Observation(()), Reward(0.0), truncated=True, status=Status.TRUNCATED)
+      return Step(
+        Observation(()), Reward(0.0), truncated=True, status=Status.TRUNCATED, executed=False
+      )
     guess = re.search(r"-?\d{1,9}(?!\d)", action.text)
     if guess is None:
-      return _reply("Answer with one integer.")
+      return _reply("Answer with one integer.", executed=False)
     number = int(guess.group())
     if number == self._target:
       return Step(Observation(()), Reward(1.0), terminated=True, answer=str(number))
@@ -85,5 +87,5 @@ def guess_number_tasks(count: int) -> Sequence[Task]:
   return [Task(id=i, prompt=prompt, answer="", source="guess_number") for i in range(count)]
 
 
-def _reply(text: str) -> Step:
-  return Step(Observation((Message("user", text),)), Reward(0.0))
+def _reply(text: str, *, executed: bool = True) -> Step:
+  return Step(Observation((Message("user", text),)), Reward(0.0), executed=executed)

@@ -164,6 +164,7 @@ class TwoPlayerGame(Environment):
         terminated=not action.truncated,
         truncated=action.truncated,
         status=status,
+        executed=False,
         rewards={other: Reward(0.0)},
       )
     state.apply_action(chosen)

@@ -130,11 +130,13 @@ class TextWorldGame(Environment):
       raise RuntimeError("step() before reset(task, key)")
     self._turn += 1
     if action.truncated:
-      return Step(Observation(()), Reward(0.0), truncated=True, status=Status.TRUNCATED)
+      return Step(
+        Observation(()), Reward(0.0), truncated=True, status=Status.TRUNCATED, executed=False
+      )
     command = read_command(action.text, tags=self.config.tags)
     known = {normalise(name): found for name, found in game.actions(self._facts).items()}
     chosen = known.get(command)
-    said = REFUSED
+    said, executed = REFUSED, chosen is not None
     if chosen is not None:
       self._facts, said = apply(chosen, self._facts), f"You {chosen.command}."
     reward = self._pay(game)
@@ -142,9 +144,9 @@ class TextWorldGame(Environment):
     lost = any(f <= self._facts for quest in game.quests for f in quest.failures)
     if won or lost or self._turn >= self.config.max_turns:
       done = command if chosen is not None else None
-      return Step(Observation(()), reward, terminated=True, answer=done)
+      return Step(Observation(()), reward, terminated=True, executed=executed, answer=done)
     text = f"{said}\n{describe(game, self._facts, commands=self.config.show_commands)}"
-    return Step(Observation((Message("user", text),)), reward)
+    return Step(Observation((Message("user", text),)), reward, executed=executed)
 
   def _pay(self, game: Game) -> Reward:
     """For quests that are completed now; all turns of a game that is won add up to 1 exactly."""

@@ -17,12 +17,14 @@ from agentjax.objectives.preparation import prepare
 from agentjax.recipes.spa_rl import ProgressConfig
 from agentjax.recipes.spa_rl.progress import grounded_turns
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.text.chat import MARKUP_OWNER
 from agentjax.training import Experiment, OptimizerConfig, load_experiment
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.experiment import PhaseConfig
 from agentjax.training.metrics import read_metrics
+from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import to_sequences
-from agentjax.trajectory.record import Reward, Status, ToolRecord
+from agentjax.trajectory.record import Flag, Reward, Status, ToolRecord
 from tests.recipes.reader_signal import MODEL, TOKENIZER, SignalSetup, by_turn, make_episode
 from tests.training.stages import fingerprints, run, staged_experiment, train_until_killed
 
@@ -44,6 +46,29 @@ def test_a_turn_is_grounded_unless_the_world_refused_it():
   episode.tools = [ToolRecord(0, "f", {}, "error", "", 0.1), ToolRecord(2, "f", {}, "ok", "", 0.1)]
   episode.status = Status.POLICY_ERROR
   assert set(grounded_turns(episode, pieces, texts).values()) == {0.0}
+
+
+def test_a_turn_that_was_not_carried_out_is_not_grounded():
+  pieces = TOKENIZER.token_bytes()
+  builder = TrajectoryBuilder(step=1, task_id=0, sample=0, source="x")
+  builder.append("user", TOKENIZER.encode("go"))
+
+  def draw(text, *flags):
+    ids = TOKENIZER.encode(text)
+    return builder.append_sampled(ids, [-1.0] * len(ids), [1.0] * len(ids), 0, flags=flags)
+
+  drawn = [draw("a", Flag.TRUNCATED)]
+  builder.append(MARKUP_OWNER, TOKENIZER.encode("."))
+  builder.append("user", TOKENIZER.encode("Cut off."))
+  drawn.append(draw("b"))
+  builder.append(MARKUP_OWNER, TOKENIZER.encode("."))  # stands between the turn and its answer
+  builder.append("user", TOKENIZER.encode("Nothing happens."))
+  drawn.append(draw("c"))
+  builder.append("user", TOKENIZER.encode("Done."))
+  builder.append("assistant", TOKENIZER.encode("Nothing happens"))  # not what the world said
+  drawn += [draw("d", Flag.TOOL_ERROR, Flag.NOT_EXECUTED)]
+  found = grounded_turns(builder.build(reward=Reward(1.0)), pieces, ("Nothing happens",))
+  assert found == dict(zip(drawn, [0.0, 0.0, 1.0, 0.0], strict=True))
 
 
 @pytest.mark.slow
