@@ -5,10 +5,11 @@ r"""Answers of a group compared in pairs by a generative reward model behind an 
 
 ``DIR/train.jsonl`` and ``DIR/test.jsonl`` hold a question a row: {"question": "Why is the sky
 blue?"}. Each answer is compared with the next of its group, the last with the first, as NeMo Gym
-does for Nemotron 3. Rewards of long answers are lowered against the mean of the group
-(--config.reward.settings.genrm.answer_length=0 is without; the weight is ours). FOLDER is that of a
-model, as in qwen3_gsm8k_python.py, whose lengths and rates these are. A reward is relative to its
-group and says nothing of success, so nothing is evaluated beside the training.
+does for Nemotron 3. As there, the lengths of reasoning and answer and the style are controlled with
+.1 each, and the shortest reasoning and the shortest answer of a group earn .5 if they are among the
+best (--config.reward.settings.genrm.shortest_answer=0 is without). FOLDER is that of a model, as in
+qwen3_gsm8k_python.py, whose lengths and rates these are. A reward is relative to its group and says
+nothing of success, so nothing is evaluated beside the training.
 """
 
 import pathlib
@@ -23,8 +24,14 @@ def get_config() -> Experiment:
   experiment = load_experiment(pathlib.Path(__file__).with_name("rubric_judged.py"))
   experiment.name = "genrm_judged"
   comparer = HttpJudgeConfig("http://localhost:8000/v1", "judge")
-  experiment.reward = RewardConfig(
-    parts=("genrm",), settings={"genrm": GenRMConfig(answer_length=0.5, comparer=comparer)}
+  compared = GenRMConfig(
+    reasoning_length=0.1,
+    answer_length=0.1,
+    style=0.1,
+    shortest_reasoning=0.5,
+    shortest_answer=0.5,
+    comparer=comparer,
   )
+  experiment.reward = RewardConfig(parts=("genrm",), settings={"genrm": compared})
   experiment.evaluation = HeldOutConfig(tasks=0)
   return experiment

@@ -7,7 +7,8 @@ RECIPES = (
     name="GenRM of Nemotron 3",
     paper="NeMo Gym's code",
     changes=(
-      "Answers of a group are compared in pairs by a judge; rewards of long answers are lowered."
+      "Answers of a group are compared in pairs by a judge; long and decorated ones are paid less, "
+      "and the shortest one more if it is among the best."
     ),
     commands=(
       (
@@ -17,7 +18,7 @@ RECIPES = (
     ),
     tests=("tests/recipes/genrm",),
     data="DIR/train.jsonl and test.jsonl, a question a row",
-    ours="the weight of the length",
+    ours="the judge's prompt; the marks that count as style; an answer that is missing gets 1",
     page="reward_models.md#pairwise-cohorts",
   ),
 )

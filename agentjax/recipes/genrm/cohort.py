@@ -9,7 +9,8 @@ comparisons, and then, with lengths ``l`` and ``u_i = 1 - (l_i - min l) / (max l
 
 for the length of the reasoning, of the answer, and for the density of style marks (headers, lists,
 bold, emoji a character, code left out), each with its own lambda: shorter and plainer is better,
-and the group's mean does not change.
+and the group's mean does not change. A bonus may go to the shortest reasoning of the group, and one
+to its shortest answer, if that member is among the best.
 """
 
 from __future__ import annotations
@@ -66,11 +67,13 @@ class GenRMConfig(GroupScorerConfig):
     pairing: "circular" compares each with the next, the last with the first; "all" every pair once.
     roles: "delimited" puts both answers into one user message, for any judge; "genrm" gives them as
       messages of the roles response_1, response_2 and principle, which a GenRM's template knows.
-    reasoning_length, answer_length, style: the lambdas; 0 is off.
-    shortest_reasoning, shortest_answer: bonus to the shortest among the best, to each of them
-      where several are; 0 is off.
-    best_share: the best are those whose score, before any control, is at least the (1 - best_share)
-      quantile of the group's; the source says "top 20 %", the quantile is our reading of it.
+    reasoning_length, answer_length, style: the lambdas; 0, the default of NeMo Gym, is off. .1
+      each for Nemotron 3.
+    shortest_reasoning, shortest_answer: bonus to the one shortest of the group that is not empty,
+      the first of several, if its member is among the best; 0, the default of NeMo Gym, is off. .5
+      each for Nemotron 3.
+    best_share: the best are those whose score, before any control, is at least that of the last
+      of the best ``best_share`` of the group, rounded down, and at least one.
     missing: reward of a member without an answer; the lowest score. Ours.
     concurrency: comparisons of a group under way at a time. Ours.
     comparer: endpoint that compares; a run needs one.
@@ -188,15 +191,19 @@ def controlled(
   total = base.copy()
   if base.size == 0:
     return []
-  thought = [measure(text) for text in reasonings]
-  said = [measure(text) for text in answers]
+  thought = [measure(text.strip()) for text in reasonings]
+  said = [measure(text.strip()) for text in answers]
   total += config.reasoning_length * shortness(thought)
   total += config.answer_length * shortness(said)
   total += config.style * shortness([style_density(text) for text in answers])
-  best = base >= np.quantile(base, 1 - config.best_share) - 1e-12
+  least = np.sort(base)[::-1][max(int(base.size * config.best_share) - 1, 0)]
   for bonus, lengths in ((config.shortest_reasoning, thought), (config.shortest_answer, said)):
-    among = np.where(best, np.asarray(lengths, np.float64), np.inf)
-    total += bonus * (among == among.min())
+    filled = [i for i, length in enumerate(lengths) if length > 0]
+    if base.size < 2 or not filled:
+      continue
+    shortest = min(filled, key=lengths.__getitem__)
+    if base[shortest] >= least:
+      total[shortest] += bonus
   return [float(x) for x in total]
 
 

@@ -52,8 +52,28 @@ def test_golden_circle_of_four():
   config = GenRMConfig(answer_length=0.6, shortest_answer=0.25, best_share=0.5)
   answers = ["x" * n for n in (10, 20, 40, 30)]
   final = controlled(scores, [""] * 4, answers, config)
-  # The best half is 0 and 2 (median 2.875), the shortest of them 0.
+  # The best half is 0 and 2; 0 is the shortest of all.
   np.testing.assert_allclose(final, [4.5 + 0.3 + 0.25, 1.75 + 0.1, 3.75 - 0.3, 2.0 - 0.1])
+
+
+@pytest.mark.parametrize(
+  ("scores", "lengths", "raised"),
+  [
+    ([5, 4, 3, 2, 1], [9, 3, 4, 5, 6], None),  # the shortest is not the best
+    ([5, 4, 3, 2, 1], [2, 3, 4, 5, 6], 0),
+    ([5, 5, 3, 2, 1], [7, 7, 8, 8, 8], 0),  # the first of several
+    ([1, 5, 3, 2, 4], [0, 1, 4, 5, 6], 1),  # what is empty does not count
+    ([5, 4, 3], [9, 3, 4], None),  # a fifth of three is at least one
+    ([4, 4, 3], [9, 3, 4], 1),  # both are the best
+    ([3], [4], None),  # nobody to be shorter than
+  ],
+)
+def test_the_bonus_goes_to_the_one_shortest_if_it_is_among_the_best(scores, lengths, raised):
+  texts = ["x" * n + " " * i for i, n in enumerate(lengths)]  # spaces around do not count
+  none = [""] * len(scores)
+  expected = [score + 0.5 * (i == raised) for i, score in enumerate(scores)]
+  assert controlled(scores, none, texts, GenRMConfig(shortest_answer=0.5)) == expected
+  assert controlled(scores, texts, none, GenRMConfig(shortest_reasoning=0.5)) == expected
 
 
 def test_reasoning_and_answer_are_controlled_apart():
