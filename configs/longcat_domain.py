@@ -9,7 +9,8 @@ r"""One domain of LongCat-Flash-Thinking, from the policy of the quickstart.
 2509.18883: domains are trained side by side and fused (``agentjax.recipes.longcat.fuse``). Loss and
 constants are those of the preset "longcat", whose clip bounds act only with several updates a batch
 (--config.rl.minibatches=4; here there is one); groups without a difference are not trained on, and
-neither are episodes that were cut off.
+neither are episodes that were cut off, unless they repeat themselves. The paper does not say when
+an episode does: 10 runs of 20 tokens are ours (rl.weights.repetitions, repeated_tokens).
 """
 
 import pathlib
@@ -33,5 +34,5 @@ def get_config() -> Experiment:
   stage = experiment.rl
   stage.objective, stage.old_log_probs = preset("longcat"), "recomputed"
   stage.selection = SelectionConfig(rule="band", above=0.0, refill=2)
-  stage.weights = WeightConfig(rules=("role", "incomplete"))
+  stage.weights = WeightConfig(rules=("role", "incomplete_unless_repetitive"))
   return experiment

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from agentjax.config import Config, NonNegativeFloat
+from agentjax.config import Config, NonNegativeFloat, PositiveInt, Range
 from agentjax.trajectory.record import Flag, Segment, Status, Trajectory
 
 _BASES = ("none", "role", "observations")
 WeightRule = Literal[
-  "none", "role", "observations", "error_masked", "partial", "incomplete", "special_tokens"
+  "none",
+  "role",
+  "observations",
+  "error_masked",
+  "partial",
+  "incomplete",
+  "incomplete_unless_repetitive",
+  "repetitive",
+  "special_tokens",
 ]
 
 
@@ -28,15 +37,22 @@ class WeightConfig(Config):
       that what tools answer is learnt; for demonstrations. "error_masked": ``error_factor`` on a
       turn whose tool call failed; it stays in the context (KAT-Coder). "partial": the same, but a
       turn flagged as reflection keeps its weight (STeP). "incomplete": 0 on a trajectory that was
-      truncated or that an infrastructure or verifier fault ended (LongCat-Flash-Thinking).
+      truncated or that an infrastructure or verifier fault ended. "incomplete_unless_repetitive":
+      the same, but one that was truncated while it repeated itself keeps its weight, as a failure
+      (LongCat-Flash-Thinking). "repetitive": 0 on a trajectory that repeats itself (SPEAR).
       "special_tokens": ``special_token_factor`` on ``special_token_ids`` (Unify-Agent).
     error_factor: >= 0, used by "error_masked" and "partial"; the papers have 0.
+    repeated_tokens, repetitions: a trajectory repeats itself where one run of ``repeated_tokens``
+      tokens stands ``repetitions`` times or more in the turns of its policy together. 20 and 10 in
+      SPEAR's code, which also looks at what tools answered; LongCat-Flash-Thinking has no numbers.
     special_token_ids: ids, for "special_tokens".
     special_token_factor: >= 0; Unify-Agent has 3.
   """
 
   rules: tuple[WeightRule, ...] = ("role",)
   error_factor: NonNegativeFloat = 0.0
+  repeated_tokens: PositiveInt = 20
+  repetitions: Annotated[int, Range(2)] = 10
   special_token_ids: tuple[int, ...] = ()
   special_token_factor: NonNegativeFloat = 3.0
 
@@ -96,6 +112,16 @@ def failed_turns(trajectory: Trajectory) -> frozenset[int]:
   return frozenset(failed)
 
 
+def repeats_itself(trajectory: Trajectory, length: int, times: int) -> bool:
+  """Whether one run of ``length`` tokens stands ``times`` times in the policy's turns; runs do not
+  cross turns, and may overlap."""
+  counts: collections.Counter[bytes] = collections.Counter()
+  for segment in filter(_is_turn, trajectory.segments):
+    ids = np.ascontiguousarray(segment.token_ids, np.int32)
+    counts.update(ids[i : i + length].tobytes() for i in range(len(ids) - length + 1))
+  return max(counts.values(), default=0) >= times
+
+
 def _is_turn(segment: Segment) -> bool:
   """Whether the policy or a teacher wrote the segment; the markup before a turn does not count."""
   return segment.owner == "assistant" and bool(segment.sampled.any() or segment.weights.any())
@@ -135,6 +161,17 @@ def _incomplete(trajectory: Trajectory, config: WeightConfig) -> _Factors:
   return [factor] * len(trajectory.segments)
 
 
+def _incomplete_unless_repetitive(trajectory: Trajectory, config: WeightConfig) -> _Factors:
+  cut = trajectory.status is Status.TRUNCATED
+  kept = cut and repeats_itself(trajectory, config.repeated_tokens, config.repetitions)
+  return [1.0] * len(trajectory.segments) if kept else _incomplete(trajectory, config)
+
+
+def _repetitive(trajectory: Trajectory, config: WeightConfig) -> _Factors:
+  repeats = repeats_itself(trajectory, config.repeated_tokens, config.repetitions)
+  return [0.0 if repeats else 1.0] * len(trajectory.segments)
+
+
 def _special_tokens(trajectory: Trajectory, config: WeightConfig) -> _Factors:
   ids = np.array(config.special_token_ids, np.int32)
   factor = np.float32(config.special_token_factor)
@@ -148,5 +185,7 @@ _RULES: dict[str, Callable[[Trajectory, WeightConfig], _Factors]] = {
   "error_masked": _error_masked,
   "partial": _partial,
   "incomplete": _incomplete,
+  "incomplete_unless_repetitive": _incomplete_unless_repetitive,
+  "repetitive": _repetitive,
   "special_tokens": _special_tokens,
 }

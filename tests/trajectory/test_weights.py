@@ -74,6 +74,52 @@ def test_an_incomplete_trajectory_teaches_nothing(status, kept):
   assert any(_joined(WeightConfig(rules=("role", "incomplete")), status)) == kept
 
 
+def _said(*turns: list[int], status: Status = Status.OK) -> Trajectory:
+  builder = TrajectoryBuilder(step=0, task_id=0, sample=0, source="s")
+  for turn in turns:
+    builder.append("user", [7] * 40)  # what others say does not count
+    builder.append_sampled(turn, [-1] * len(turn), [0] * len(turn), 0)
+  return builder.build(status=status)
+
+
+_LOOP = [1, 2, 3] * 5  # the run 1, 2, 3 stands five times, 1, 2, 3, 1 four times
+
+
+@pytest.mark.parametrize(
+  ("turns", "length", "times", "repeats"),
+  [
+    ([_LOOP], 3, 5, True),
+    ([_LOOP], 3, 6, False),
+    ([_LOOP], 4, 5, False),
+    ([_LOOP, [4], _LOOP], 3, 10, True),  # of all turns together
+    ([[1, 2], [3, 1], [2, 3]] * 5, 3, 2, False),  # no run crosses turns
+    ([[5] * 11], 3, 9, True),  # runs may overlap
+    ([[1, 2]], 3, 2, False),  # shorter than a run
+    ([list(range(99))], 1, 2, False),
+  ],
+)
+def test_a_trajectory_that_repeats_itself_teaches_nothing(turns, length, times, repeats):
+  config = WeightConfig(("role", "repetitive"), repeated_tokens=length, repetitions=times)
+  config.validate()
+  found = np.concatenate(token_weights(_said(*turns), config))
+  assert found.any() == (not repeats)
+
+
+@pytest.mark.parametrize(
+  ("status", "kept_of_a_loop", "kept_of_others"),
+  [
+    (Status.OK, True, True),
+    (Status.TRUNCATED, True, False),  # a failure, and a failure that nothing is known of
+    (Status.ENV_ERROR, False, False),
+    (Status.VERIFIER_ERROR, False, False),
+  ],
+)
+def test_what_was_cut_off_while_it_repeated_itself_stays(status, kept_of_a_loop, kept_of_others):
+  config = WeightConfig(("role", "incomplete_unless_repetitive"), repeated_tokens=3, repetitions=5)
+  for turn, kept in ((_LOOP, kept_of_a_loop), (list(range(15)), kept_of_others)):
+    assert np.concatenate(token_weights(_said(turn, status=status), config)).any() == kept
+
+
 def test_a_failure_belongs_to_the_call_it_answers_in_every_branch():
   builder = TrajectoryBuilder(step=0, task_id=0, sample=0, source="s")
   builder.append("user", [1])
@@ -139,6 +185,8 @@ def test_applying_rules_leaves_the_record_alone():
     (WeightConfig(rules=("role", "special_tokens")), "weights.special_token_ids="),
     (WeightConfig(special_token_ids=(6,)), "weights.special_token_ids="),
     (WeightConfig(error_factor=-1.0), "weights.error_factor=-1.0"),
+    (WeightConfig(repeated_tokens=0), "weights.repeated_tokens=0"),
+    (WeightConfig(repetitions=1), "weights.repetitions=1"),
   ],
 )
 def test_a_bad_setting_is_named(config, field):

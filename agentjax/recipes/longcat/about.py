@@ -26,7 +26,8 @@ RECIPES = (
     tests=("tests/recipes/longcat", "tests/objectives/test_nine_losses.py"),
     data="word problems, generated, of two kinds",
     ours="clip bounds, which act only with several updates a batch (rl.minibatches; here there is "
-    "one), C and T_max; the share that is dropped and the measure of size",
+    "one), C and T_max; when an episode repeats itself; the share that is dropped and the measure "
+    "of size",
     missing="Lengths by domain, filters with replacement and DORA's versions",
     page="objectives.md#methods",
   ),
