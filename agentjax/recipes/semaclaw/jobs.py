@@ -27,6 +27,8 @@ STATE = "schedule.json"
 ADMIN = "schedule"
 _SCRIPT_SECONDS = 600.0  # of a command; ours
 _MOST_OUTPUT = 8000  # characters of its output that are used; ours
+_MOST_ERRORS = 2000  # characters of the end of its errors that are used; ours
+_INTERRUPTED = "the process ended in it"
 _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -146,20 +148,27 @@ class Schedule:
     # A job with a time of day that never ran waits from when it was first seen, by any process.
     first, now = known.get("first", {}), clock()
     self._first: dict[str, float] = {job.name: first.get(job.name, now) for job in self._jobs}
+    # Jobs at work, and the parent of each that asks an agent; those of the last process.
+    self._running: dict[str, str] = {}
+    self._interrupted: dict[str, str] = known.get("running", {})
     self._save()
-    self._running: set[str] = set()
     self._ended = asyncio.Event()  # one of those that were running
 
   def end_interrupted(self) -> None:
-    """Ends with an error, and tells, what agents were doing when the last process ended.
+    """Ends with an error, and tells, what jobs were doing when the last process ended.
 
     For a team that is not entered yet: entering it starts such tasks again.
     """
     board = self._team.scheduler.board
-    for task in [task for task in board.tasks if not task.ended]:
-      if board.parents[task.parent].admin.startswith(f"{ADMIN}/"):
-        board.finish(task, "error", "the process ended in it", now=self._clock())
-        self._note(task.label, _outcome(task))
+    left = dict.fromkeys(self._interrupted, f"failed: {_INTERRUPTED}")
+    for task in board.tasks:
+      open_ = not task.ended and board.parents[task.parent].admin.startswith(f"{ADMIN}/")
+      if open_:
+        board.finish(task, "error", _INTERRUPTED, now=self._clock())
+      if open_ or self._interrupted.get(task.label) == task.parent:  # it ended and was not told
+        left[task.label] = _outcome(task)
+    for name, said in left.items():
+      self._note(name, said)
 
   async def run_due(self) -> list[str]:
     """Runs all jobs that are due, at the same time; gives their names."""
@@ -192,23 +201,21 @@ class Schedule:
     due = [job for job in idle if next_time(job, self._since(job), now) <= now]
     if due:
       self._last |= {job.name: now for job in due}
+      self._running |= {job.name: "" for job in due}
       self._save()  # before any of them: none runs twice for one time
     for job in due:
-      self._running.add(job.name)
       work = group.create_task(self._run(job), name=job.name)
-      work.add_done_callback(lambda work: self._note_end(work.get_name()))
+      work.add_done_callback(lambda work: self._ended.set())
     return [job.name for job in due]
-
-  def _note_end(self, name: str) -> None:
-    self._running.discard(name)
-    self._ended.set()
 
   async def _run(self, job: Job) -> None:
     try:
-      said = job.text
+      said, done = job.text, True
       if job.command:
-        said = await run_command(job.command)
+        done, said = await run_command(job.command)
       if job.agent:
+        if not done:  # people read it too, whatever the agent says of it
+          self._show(job.name, said)
         said = await self._ask(job, said if job.command else "")
     except Exception as error:  # one job must not end the others
       said = f"failed: {describe(error)}"
@@ -216,7 +223,12 @@ class Schedule:
 
   def _note(self, name: str, said: str) -> None:
     self._said[name] = said
+    self._running.pop(name, None)
+    self._interrupted.pop(name, None)
     self._save()
+    self._show(name, said)
+
+  def _show(self, name: str, said: str) -> None:
     self._tell(f"[{name}] {said}")
 
   async def _ask(self, job: Job, output: str) -> str:
@@ -228,11 +240,18 @@ class Schedule:
     spec = TaskSpec(job.name, job.agent, "\n".join([*parts, job.prompt]))
     # As a parent of its own admin: an agent that is at work is not asked twice at once.
     parent = self._team.scheduler.add(f"{ADMIN}/{job.name}", job.name, [spec])
+    self._running[job.name] = parent.id
+    self._save()
     (task,) = await self._team.scheduler.wait(parent.id)
     return _outcome(task)
 
   def _save(self) -> None:
-    values = {"first": self._first, "last": self._last, "said": self._said}
+    values = {
+      "first": self._first,
+      "last": self._last,
+      "said": self._said,
+      "running": self._interrupted | self._running,
+    }
     write_atomically(self._path, json.dumps(values, indent=1) + "\n")
 
 
@@ -240,46 +259,102 @@ def _outcome(task: TeamTask) -> str:
   return task.result if task.status == "done" else f"{task.status}: {task.result}"
 
 
-async def run_command(words: Sequence[str]) -> str:
-  """What a command writes, with its errors; never through a shell. Its processes end with it.
+async def run_command(words: Sequence[str]) -> tuple[bool, str]:
+  """Runs a command, never through a shell; its processes end with it.
+
+  Returns:
+    Whether it ended well, and what it wrote: its output, then its errors. If it failed or took too
+    long, the first line says so, and its errors come first.
 
   Raises:
     OSError: it cannot be started.
-    TimeoutError: it does not end in time.
   """
-  loop, kept = asyncio.get_running_loop(), bytearray()
-  ours, theirs = os.pipe()
-  os.set_blocking(ours, False)
-
-  def read() -> bool:
-    """Reads on, and keeps the beginning; False where there is nothing to read."""
-    try:
-      data = os.read(ours, 1 << 16)
-    except BlockingIOError:
-      return False
-    if not data:
-      loop.remove_reader(ours)
-    kept.extend(data[: 4 * _MOST_OUTPUT - len(kept)])  # a character has at most 4 bytes
-    return bool(data)
-
-  with contextlib.ExitStack() as stack:
-    stack.callback(os.close, ours)
-    with open(theirs, "wb") as output:
-      # A pipe of our own: with asyncio's, the wait for a process is one for all that hold its pipe.
-      process = await asyncio.create_subprocess_exec(
-        *words, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-        start_new_session=True,
-      )  # fmt: skip
-    loop.add_reader(ours, read)
-    stack.callback(loop.remove_reader, ours)
+  # A character has at most 4 bytes.
+  first, last = slice(4 * _MOST_OUTPUT), slice(-4 * _MOST_ERRORS, None)
+  with _Pipe(first) as output, _Pipe(last) as errors:
+    process = await asyncio.create_subprocess_exec(
+      *words, stdin=asyncio.subprocess.DEVNULL, stdout=output.end, stderr=errors.end,
+      start_new_session=True,
+    )  # fmt: skip
+    output.begin()
+    errors.begin()
+    failure = ""
     try:
       async with asyncio.timeout(_SCRIPT_SECONDS):
         await process.wait()
+    except TimeoutError:
+      failure = f"failed: not done within {_SCRIPT_SECONDS:g} s"
     finally:
       with contextlib.suppress(ProcessLookupError):  # what it has started too
         os.killpg(process.pid, signal.SIGKILL)
       await process.wait()
-    while len(kept) < 4 * _MOST_OUTPUT and read():
-      pass
-  text = kept.decode(errors="replace")[:_MOST_OUTPUT].strip()
-  return text if process.returncode == 0 else f"exit status {process.returncode}\n{text}"
+    output.read_rest()
+    errors.read_rest()
+  if not failure and process.returncode:
+    failure = f"failed: {_ending(process.returncode)}"
+  written = output.text[:_MOST_OUTPUT].strip()
+  complained = errors.text[-_MOST_ERRORS:].strip()
+  parts = [failure, complained, written] if failure else [written, complained]
+  return not failure, "\n".join(filter(None, parts))
+
+
+def _ending(status: int) -> str:
+  """How a process ended, from its ``returncode``."""
+  if status > 0:
+    return f"exit status {status}"
+  try:
+    return f"killed by {signal.Signals(-status).name}"
+  except ValueError:
+    return f"killed by signal {-status}"
+
+
+class _Pipe:
+  """A pipe from a process, of whose bytes a part is kept; a context manager.
+
+  With asyncio's own, the wait for a process is one for all that hold its pipe.
+
+  Args:
+    keep: the part; it begins at the first byte or ends at the last.
+  """
+
+  def __init__(self, keep: slice):
+    self._keep, self._kept = keep, b""
+    self._ours, self.end = os.pipe()
+    os.set_blocking(self._ours, False)
+    self._loop = asyncio.get_running_loop()
+
+  def __enter__(self) -> _Pipe:
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self._loop.remove_reader(self._ours)
+    os.close(self._ours)
+    if self.end >= 0:
+      os.close(self.end)
+
+  def begin(self) -> None:
+    """Reads from now on; the process has its end."""
+    os.close(self.end)
+    self.end = -1
+    self._loop.add_reader(self._ours, self._read)
+
+  def read_rest(self) -> None:
+    """Reads what is there; not for ever, as others may still write into it."""
+    for _ in range(16):
+      if not self._read():
+        break
+
+  @property
+  def text(self) -> str:
+    return self._kept.decode(errors="replace")
+
+  def _read(self) -> bool:
+    """Reads on; False where there is nothing to read."""
+    try:
+      data = os.read(self._ours, 1 << 16)
+    except BlockingIOError:
+      return False
+    if not data:
+      self._loop.remove_reader(self._ours)
+    self._kept = (self._kept + data)[self._keep]
+    return bool(data)

@@ -16,8 +16,11 @@ an agent is shown what its job said last; "isolated", the default, shows nothing
 this machine, as its user, outside every sandbox, without a shell; what one leaves running is ended
 with it. A job waits for no other, and is not started while it runs.
 
+Of a command that fails, people and its agent read the exit status or signal and the end of its
+errors.
+
 A job counts as run when it begins: if the process ends in it, it is not repeated, and the next
-process tells which jobs of agents had not ended. Times that passed while none ran are made up for
+process tells which jobs had not ended. Times that passed while none ran are made up for
 once, from when a job was first seen. ``--once`` runs what is due and ends. 2604.11548.
 """
 

@@ -19,6 +19,7 @@ from agentjax.recipes.semaclaw.scheduler import Scheduler
 from agentjax.recipes.semaclaw.scripted import CounterSeat
 from agentjax.training import load_experiment
 from tests.recipes.semaclaw.test_live import _CONFIG
+from tests.recipes.semaclaw.test_scheduler import Killed
 
 
 def at(hour, minute, day=1):
@@ -66,17 +67,18 @@ def test_what_is_no_job_is_refused(tmp_path, value, message):
 def run_timed(*words):
   """(what a command came to, seconds)."""
   begun = time.monotonic()
-  try:
-    said = asyncio.run(jobs_module.run_command(words))
-  except TimeoutError:
-    said = "timeout"
+  done, said = asyncio.run(jobs_module.run_command(words))
+  assert done != said.startswith("failed: ")
   return said, time.monotonic() - begun
 
 
 @pytest.mark.parametrize(
   ("script", "said"),
   [
-    ("sleep 60; echo x", "timeout"),  # the shell waits for a child, which holds the pipe
+    (
+      "sleep 60; echo x",
+      "failed: not done within 0.5 s",
+    ),  # the shell waits for a child, which holds the pipe
     ("sleep 60 & echo begun", "begun"),
     ("setsid sleep 5 & echo begun", "begun"),  # in a session of its own
   ],
@@ -85,6 +87,28 @@ def test_no_child_of_a_command_holds_the_schedule(monkeypatch, script, said):
   monkeypatch.setattr(jobs_module, "_SCRIPT_SECONDS", 0.5)
   found, seconds = run_timed("sh", "-c", script)
   assert found == said and seconds < 4
+
+
+@pytest.mark.parametrize(
+  ("script", "said"),
+  [
+    ("echo out; echo bad >&2; exit 3", "failed: exit status 3\nbad\nout"),
+    ("echo bad >&2; kill -9 $$", "failed: killed by SIGKILL\nbad"),
+    ("kill -34 $$", "failed: killed by SIGRTMIN"),
+    ("echo bad >&2; sleep 60", "failed: not done within 0.5 s\nbad"),
+    ("echo note >&2; echo out", "out\nnote"),
+    ("yes x | head -n 99999; seq 30000 >&2; echo last >&2; exit 1", None),
+  ],
+)
+def test_a_command_that_fails_says_how_and_its_last_errors(monkeypatch, script, said):
+  monkeypatch.setattr(jobs_module, "_SCRIPT_SECONDS", 0.5 if "sleep" in script else 60)
+  found, _ = run_timed("sh", "-c", script)
+  if said is not None:
+    assert found == said
+    return
+  first, *lines = found.splitlines()
+  assert first == "failed: exit status 1" and len(found) < 11_000
+  assert lines[: lines.index("x")][-2:] == ["30000", "last"]
 
 
 def test_children_of_a_command_end_with_it(monkeypatch, tmp_path):
@@ -149,7 +173,7 @@ def test_jobs_of_all_kinds_run_once_for_a_time_and_go_on_after_a_restart(tmp_pat
   assert sorted(told) == [
     "[again] It is 9.",
     "[both] It is 2.",
-    "[list] exit status 3\nout",
+    "[list] failed: exit status 3\nout",
     "[sum] It is 5.",
     "[tell] hello",
   ]
@@ -219,6 +243,66 @@ def test_an_agent_whose_process_dies_is_not_asked_again_and_people_are_told(tmp_
   asyncio.run(life(answer, 10))
   assert len(asked) == len(told) == 2
   assert "<previous>\nerror: the process ended in it\n</previous>" in told[1]
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_a_command_in_which_the_process_dies_is_told_and_not_repeated(tmp_path, monkeypatch, ran):
+  jobs = (Job("out", "script", every=60.0, command=("mkdir", str(tmp_path / "made"))),)
+  told, real = [], jobs_module.run_command
+
+  async def die(words):
+    if ran:
+      await real(words)
+    raise Killed
+
+  async def life():
+    bench = Bench(tmp_path)
+    schedule = Schedule(jobs, bench, tmp_path, tell=told.append, clock=lambda: 100.0)
+    schedule.end_interrupted()
+    async with bench.scheduler:
+      await schedule.run_due()
+
+  with monkeypatch.context() as patched:
+    patched.setattr(jobs_module, "run_command", die)
+    with pytest.raises(KeyboardInterrupt):
+      asyncio.run(life())
+  for _ in range(2):
+    asyncio.run(life())
+  assert told == ["[out] failed: the process ended in it"] and (tmp_path / "made").exists() == ran
+
+
+def test_a_result_that_stood_on_the_board_when_the_process_died_is_told(tmp_path, monkeypatch):
+  jobs = (Job("ask", "agent", every=60.0, agent="ann", prompt="go"),)
+  told = []
+
+  async def answer(task, prompt):
+    return "the result"
+
+  def die(self, name, said):
+    raise Killed
+
+  async def life():
+    bench = Bench(tmp_path, answer)
+    schedule = Schedule(jobs, bench, tmp_path, tell=told.append, clock=lambda: 100.0)
+    schedule.end_interrupted()
+    async with bench.scheduler:
+      await schedule.run_due()
+
+  with monkeypatch.context() as patched:
+    patched.setattr(Schedule, "_note", die)
+    with pytest.raises(KeyboardInterrupt):
+      asyncio.run(life())
+  for _ in range(2):
+    asyncio.run(life())
+  assert told == ["[ask] the result"]
+
+
+def test_people_read_too_that_the_command_of_an_agent_failed(tmp_path):
+  failing = (sys.executable, "-c", "print('7'); raise SystemExit('bad')")
+  both = Job("both", "script-agent", 10.0, command=failing, agent="checker", prompt="Count 1 + 1")
+  told, prompts = live(tmp_path, lambda: 0.0, jobs=(both,))
+  assert told == ["[both] failed: exit status 1\nbad\n7", "[both] It is 2."]
+  assert "<output>\nfailed: exit status 1\nbad\n7\n</output>" in prompts["both"]
 
 
 def test_a_slow_job_stops_no_other_and_is_not_started_while_it_runs(tmp_path):
