@@ -28,7 +28,7 @@ _AT_MOST = flags.DEFINE_float("at_most", 0.0, "What an empty answer or a cheat m
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  from agentjax.training.progress import print_table
+  from agentjax.training.progress import print_line, print_table
   from agentjax.training.reward_gates import check_experiment
 
   experiment = _CONFIG.value
@@ -44,7 +44,7 @@ def run(argv: list[str]) -> None:
   print_table(console, experiment.name, ("attempt", "tasks", "as it should be"), rows)
   broken = [r for r in results if not r.held]
   for r in broken:
-    console.print(f"{r.source} {r.task_id}, {r.attempt}: {r.reward.value} {r.detail}", markup=False)
+    print_line(console, f"{r.source} {r.task_id}, {r.attempt}: {r.reward.value} {r.detail}")
   if broken:
     sys.exit(1)
 

@@ -19,12 +19,14 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable
+from logging import LogRecord
 from types import ModuleType
 from typing import Any
 
 from absl import app, flags, logging
 
 from agentjax.config import ConfigError
+from agentjax.text.printable import printable
 from agentjax.training.flags import check_overrides
 
 UNUSABLE = 2  # exit status: flags, data, files or settings that cannot be used
@@ -86,6 +88,7 @@ def main(run: Callable[[list[str]], Any], *, needs_config: bool = True) -> None:
   def guarded(argv: list[str]) -> Any:
     if not flags.FLAGS["verbosity"].present:
       logging.set_verbosity(logging.WARNING)  # libraries tell every file they write
+    logging.get_absl_handler().setFormatter(_PrintableFormatter())
     _keep_compiled_programs()
     try:
       return run(argv)
@@ -98,6 +101,13 @@ def main(run: Callable[[list[str]], Any], *, needs_config: bool = True) -> None:
       _refuse(_one_line(error), trace=traceback.format_exc())
 
   app.run(guarded, flags_parser=parse)
+
+
+class _PrintableFormatter(logging.PythonFormatter):
+  """What is logged may have the words of a model in it; a terminal must not obey them."""
+
+  def format(self, record: LogRecord) -> str:
+    return printable(super().format(record))
 
 
 def help_text(module: ModuleType) -> str:
@@ -162,7 +172,7 @@ def _one_line(error: Exception) -> str:
 def _refuse(message: str, *, trace: str | None = None) -> None:
   """Ends the program with one line, and the trace in the log."""
   where = _log(trace) if trace is not None else None
-  print(f"error: {message}" + (f" (trace: {where})" if where else ""), file=sys.stderr)
+  print(f"error: {printable(message)}" + (f" (trace: {where})" if where else ""), file=sys.stderr)
   sys.exit(UNUSABLE)
 
 

@@ -120,3 +120,10 @@ def test_fields_are_listed_by_beginning_else_by_part():
   parts = {f.name for f in find_fields("learning_rate")}
   assert {"rl.optimizer.learning_rate", "supervised.optimizer.learning_rate"} <= parts
   assert find_fields("nosuch") == []
+
+
+def test_a_terminal_does_not_obey_what_an_error_or_a_warning_quotes(tmp_path):
+  body = "import logging; logging.warning('a\\x1b[2J'); raise OSError(2, 'no', 'b\\x1b[2J')"
+  done = _program(tmp_path, body)
+  assert done.returncode == 2 and "\x1b" not in done.stderr
+  assert "a\\x1b[2J" in done.stderr and "error: no: b\\x1b[2J" in done.stderr

@@ -19,6 +19,9 @@ from rich.progress import (
   TimeElapsedColumn,
 )
 from rich.table import Table
+from rich.text import Text
+
+from agentjax.text.printable import printable
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -135,17 +138,21 @@ def report_to(display: ProgressDisplay) -> Callable[[str, int, int], None]:
 
 
 def print_line(console: Console, text: str) -> None:
-  """A line as it is: neither wrapped nor read as markup, which paths and messages may look like."""
-  console.print(text, highlight=False, soft_wrap=True, markup=False)
+  """A line as it is: neither wrapped nor read as markup, which paths and messages may look like.
+
+  A terminal shows its control characters and does not obey them.
+  """
+  text = printable(text)
+  console.print(text, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def print_table(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]):
-  """A plain table, as at the end of a run."""
-  table = Table(title=title)
+  """A plain table, as at the end of a run; no text is read as markup or obeyed by a terminal."""
+  table = Table(title=Text(printable(title), "table.title"))
   for i, name in enumerate(header):
     table.add_column(name, justify="left" if i == 0 else "right")
   for row in rows:
-    table.add_row(*row)
+    table.add_row(*(Text(printable(cell)) for cell in row))
   console.print(table)
 
 

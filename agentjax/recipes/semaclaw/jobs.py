@@ -21,6 +21,7 @@ from agentjax.faults import describe
 from agentjax.files import write_atomically
 from agentjax.recipes.semaclaw.graph import TaskSpec, TeamTask
 from agentjax.recipes.semaclaw.live import LiveTeam
+from agentjax.text.printable import printable
 
 Mode = Literal["notify", "script", "agent", "script-agent"]
 STATE = "schedule.json"
@@ -126,7 +127,7 @@ class Schedule:
     team: does the jobs of agents; the caller enters it, after ``end_interrupted``. Its board is
       opened here.
     folder: of the team, which also keeps the state.
-    tell: shows a text to people.
+    tell: shows a text to people; it has no control characters.
     clock: seconds since 1970.
   """
 
@@ -229,7 +230,8 @@ class Schedule:
     self._show(name, said)
 
   def _show(self, name: str, said: str) -> None:
-    self._tell(f"[{name}] {said}")
+    # Further lines are indented, or one could look like what another job says.
+    self._tell(printable(f"[{name}] {said}").replace("\n", "\n  "))
 
   async def _ask(self, job: Job, output: str) -> str:
     parts = []

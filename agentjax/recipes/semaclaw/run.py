@@ -24,7 +24,7 @@ from agentjax.config import ConfigError
 from agentjax.recipes.semaclaw.live import LiveTeam, TaskFailedError
 from agentjax.recipes.semaclaw.players import PlayersConfig
 from agentjax.training.flags import define_config_flag, define_settings_flag
-from agentjax.training.progress import print_table
+from agentjax.training.progress import print_line, print_table
 
 _CONFIG = define_config_flag()
 _TEAM = define_settings_flag("team", PlayersConfig(), "Who plays.")
@@ -57,7 +57,7 @@ def run(argv: list[str]) -> None:
     for task in team.scheduler.board.tasks
   ]
   print_table(console, _OUTPUT.value, ("task", "agent", "status", "after", "result"), rows)
-  console.print(answer, highlight=False, markup=False)
+  print_line(console, answer)
 
 
 if __name__ == "__main__":

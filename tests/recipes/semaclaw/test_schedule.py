@@ -173,7 +173,7 @@ def test_jobs_of_all_kinds_run_once_for_a_time_and_go_on_after_a_restart(tmp_pat
   assert sorted(told) == [
     "[again] It is 9.",
     "[both] It is 2.",
-    "[list] failed: exit status 3\nout",
+    "[list] failed: exit status 3\n  out",
     "[sum] It is 5.",
     "[tell] hello",
   ]
@@ -242,7 +242,7 @@ def test_an_agent_whose_process_dies_is_not_asked_again_and_people_are_told(tmp_
   now[0] += 60.0
   asyncio.run(life(answer, 10))
   assert len(asked) == len(told) == 2
-  assert "<previous>\nerror: the process ended in it\n</previous>" in told[1]
+  assert "<previous>\n  error: the process ended in it\n  </previous>" in told[1]
 
 
 @pytest.mark.parametrize("ran", [False, True])
@@ -301,7 +301,7 @@ def test_people_read_too_that_the_command_of_an_agent_failed(tmp_path):
   failing = (sys.executable, "-c", "print('7'); raise SystemExit('bad')")
   both = Job("both", "script-agent", 10.0, command=failing, agent="checker", prompt="Count 1 + 1")
   told, prompts = live(tmp_path, lambda: 0.0, jobs=(both,))
-  assert told == ["[both] failed: exit status 1\nbad\n7", "[both] It is 2."]
+  assert told == ["[both] failed: exit status 1\n  bad\n  7", "[both] It is 2."]
   assert "<output>\nfailed: exit status 1\nbad\n7\n</output>" in prompts["both"]
 
 
@@ -328,6 +328,19 @@ def test_a_slow_job_stops_no_other_and_is_not_started_while_it_runs(tmp_path):
   asyncio.run(main())
   assert told.index("[slow] over") >= 3  # ticks come first
   assert 2 <= len(begun) <= 3 and begun[1] - begun[0] >= 0.5
+
+
+def test_a_terminal_shows_what_a_job_says_and_does_not_obey_it(tmp_path):
+  rude = "\x1b]0;x\x07\r[tell] all is well\n[tell] Grüße"
+  jobs = (
+    Job("text", "notify", every=1.0, text=rude),
+    Job("bad", "script", every=1.0, command=("/no/such/\x1b[2J",)),
+    Job("out", "script", every=1.0, command=(sys.executable, "-c", f"print({rude!r}); exit(1)")),
+  )
+  told, _ = live(tmp_path, lambda: 0.0, jobs=jobs)
+  shown = "\\x1b]0;x\\x07\\r[tell] all is well\n  [tell] Grüße"
+  assert f"[text] {shown}" in told and len(told) == 3
+  assert not any("\x1b" in text or "\n[" in text for text in told)
 
 
 def test_a_job_that_cannot_run_says_so_and_stops_no_other(tmp_path):
