@@ -113,7 +113,7 @@ class Wiki:
     """The commits of a page, latest first, as ``hash subject``."""
     with held(self._config.folder) as root:
       page = self._page(root, path)
-      if not (root / ".git").is_dir():
+      if not self._head(root):
         return []
       name = page.relative_to(root).as_posix()
       return self._git(root, "log", "--format=%h %s", "--", name).splitlines()
@@ -132,9 +132,13 @@ class Wiki:
     self._git(root, "add", "-A", "--", ".")
     if self._git(root, "status", "--porcelain"):
       self._git(root, "commit", "-q", "--no-verify", "-m", subject)
+    return self._head(root)
+
+  def _head(self, root: pathlib.Path) -> str:
+    """The last commit; "" where there is none yet, or no repository."""
     try:
       return self._git(root, "rev-parse", "--short", "HEAD").strip()
-    except RuntimeError:  # there is no commit yet
+    except RuntimeError:
       return ""
 
   def _git(self, root: pathlib.Path, *words: str) -> str:

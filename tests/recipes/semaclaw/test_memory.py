@@ -232,6 +232,24 @@ def test_a_repository_that_is_half_made_is_completed(tmp_path, made_until):
   assert listed.stdout.decode().split() == ["a.md", "b.md"]  # and no lock of the folder
 
 
+@pytest.mark.parametrize("left", ["no repository", "half of one", "no commit"])
+def test_a_wiki_without_a_commit_has_pages_and_no_history(tmp_path, left):
+  made, root = wiki(tmp_path), tmp_path / "wiki"
+  root.mkdir()
+  if left == "half of one":
+    (root / ".git").mkdir()
+  elif left == "no commit":
+    subprocess.run(["git", "-C", root, "init", "-q"], check=True)
+  (root / "a.md").write_text("by hand")
+  assert made.history("a.md") == made.history("none.md") == []
+  assert made.tree() == "a.md" and made.read("a.md") == "by hand"
+  made.mkdir("plans")
+  with pytest.raises(WikiError, match="no page"):
+    made.read("plans/b.md")
+  made.save("a.md", "better")
+  assert [line.partition(" ")[2] for line in made.history("a.md")] == ["a.md: saved", "recovered"]
+
+
 def test_sizes_have_bounds_and_folders_are_no_pages(tmp_path):
   made = wiki(tmp_path, most_characters=5, most_pages=1)
   with pytest.raises(WikiError, match="6 characters; allowed: 5"):
