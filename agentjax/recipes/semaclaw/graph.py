@@ -16,6 +16,7 @@ import dataclasses
 import datetime
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType
 from typing import Any, Literal, get_args
 
 TaskStatus = Literal["registered", "processing", "done", "error", "timeout"]
@@ -401,14 +402,16 @@ class Board:
     Raises:
       ValueError: it is none of ours.
     """
-    if values.get("format") != _FORMAT:
-      raise ValueError(f"a board of format {values.get('format')!r}; this one reads {_FORMAT}")
-    parents = {}
-    for value in values["parents"]:
-      tasks = [_task(task) for task in value["tasks"]]
-      parents[value["id"]] = Parent(**{**value, "tasks": {task.label: task for task in tasks}})
-    self.parents, self.paused = parents, set(values["paused"])
-    self._number = int(values["number"])
+    if _read(values, "format", object) != _FORMAT:
+      raise ValueError(f"a board of format {values['format']!r}; this one reads {_FORMAT}")
+    parents = [_parent(value) for value in _read(values, "parents", list)]
+    if len({parent.id for parent in parents}) < len(parents):
+      raise ValueError("two parents have one id")
+    paused, number = _read(values, "paused", list), _read(values, "number", int)
+    if not all(isinstance(admin, str) for admin in paused):
+      raise ValueError("paused is no list of texts")
+    self.parents, self.paused = {parent.id: parent for parent in parents}, set(paused)
+    self._number = number
 
   def _activate(self, admin: str) -> None:
     """The oldest parent of an admin becomes active where none is."""
@@ -417,11 +420,53 @@ class Board:
       mine[0].status = "active"
 
 
-def _task(value: Mapping[str, Any]) -> TeamTask:
-  task = TeamTask(**{**value, "depends_on": tuple(value["depends_on"])})
-  if task.status not in get_args(TaskStatus):
-    raise ValueError(f"task {task.id} has the status {task.status!r}")
-  return task
+_KINDS = {"str": str, "int": int, "float": (int, float), "float | None": (int, float, NoneType)}
+
+
+def _parent(value: Any) -> Parent:
+  _check_fields(value, Parent)
+  if value.get("status", "queued") not in get_args(ParentStatus):
+    raise ValueError(f"parent {value['id']} has the status {value['status']!r}")
+  tasks = [_task(task) for task in _read(value, "tasks", list)]
+  parent = Parent(**{**value, "tasks": {task.label: task for task in tasks}})
+  needs = {task.label: task.depends_on for task in tasks}
+  known = all(name in needs for names in needs.values() for name in names)
+  if len(needs) < len(tasks) or not known or any(t.parent != parent.id for t in tasks):
+    raise ValueError(f"the labels of the tasks of {parent.id} do not fit")
+  if cycle := find_cycle(needs):
+    raise ValueError(f"tasks of {parent.id} stand in a circle: {' -> '.join(cycle)}")
+  return parent
+
+
+def _task(value: Any) -> TeamTask:
+  _check_fields(value, TeamTask)
+  needs = _read(value, "depends_on", list)
+  if value.get("status", "registered") not in get_args(TaskStatus):
+    raise ValueError(f"a task has the status {value['status']!r}")
+  if not all(isinstance(name, str) for name in needs):
+    raise ValueError("depends_on is no list of labels")
+  return TeamTask(**{**value, "depends_on": tuple(needs)})
+
+
+def _check_fields(value: Any, kind: type[Parent | TeamTask]) -> None:
+  """Raises ValueError unless a value is an object of the fields of a dataclass."""
+  fields = dataclasses.fields(kind)
+  for field in fields:
+    if field.default is dataclasses.MISSING or field.name in value:
+      _read(value, field.name, _KINDS.get(str(field.type), object))
+  if unknown := set(value) - {field.name for field in fields}:
+    raise ValueError(f"{sorted(unknown)[0]!r} is no field of a {kind.__name__}")
+
+
+def _read(value: Any, name: str, kind: Any) -> Any:
+  """A field of an object of JSON."""
+  if not isinstance(value, Mapping):
+    raise ValueError(f"a {type(value).__name__} stands where an object should")
+  if name not in value:
+    raise ValueError(f"{name!r} is missing")
+  if not isinstance(value[name], kind) or isinstance(value[name], bool):
+    raise ValueError(f"{name!r} is {str(value[name])[:80]!r}")
+  return value[name]
 
 
 def _tame(text: str) -> str:

@@ -141,14 +141,16 @@ class Scheduler:
       fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it at our death
     except BlockingIOError as error:
       self._lock.close()
+      self._lock = None
       raise ConfigError(
         f"{path} is in use by another process; stop it, or give the team another file."
       ) from error
     if path.exists():
       try:
         self.board.set_json(json.loads(path.read_bytes()))
-      except (KeyError, TypeError, ValueError) as error:
+      except (RecursionError, ValueError) as error:
         self._lock.close()
+        self._lock = None
         raise ConfigError(
           f"{path} is no board of a team: {describe(error)}. Give another file, or remove it."
         ) from error

@@ -208,7 +208,7 @@ def test_killed_at_any_write_the_team_goes_on_to_the_same_end(at, before, tmp_pa
   assert sum(t["attempts"] for t in parent["tasks"]) <= 6
 
 
-def test_a_second_process_and_a_damaged_file_are_refused(tmp_path):
+def test_a_second_process_is_refused(tmp_path):
   path = tmp_path / "board.json"
 
   async def twice():
@@ -218,6 +218,74 @@ def test_a_second_process_and_a_damaged_file_are_refused(tmp_path):
 
   with pytest.raises(ConfigError, match="in use by another process"):
     asyncio.run(twice())
-  path.write_text('{"format": 9}')
-  with pytest.raises(ConfigError, match="no board of a team"):
-    asyncio.run(twice())
+
+
+def _board_json():
+  board = Board(ROSTER)
+  board.add("lead", "goal", DIAMOND, now=0.0)
+  return board.to_json()
+
+
+def _damaged(**changes):
+  return {**_board_json(), **changes}
+
+
+def _damaged_parent(**changes):
+  (parent,) = _board_json()["parents"]
+  return _damaged(parents=[{**parent, **changes}])
+
+
+def _damaged_task(**changes):
+  first, *others = _board_json()["parents"][0]["tasks"]
+  return _damaged_parent(tasks=[{**first, **changes}, *others])
+
+
+@pytest.mark.parametrize(
+  "value",
+  [
+    "",
+    "[" * 100_000,
+    b"\xff",
+    None,
+    7,
+    [],
+    {},
+    {"format": 9},
+    _damaged(parents=None),
+    _damaged(parents={"a": 1}),
+    _damaged(parents=[[]]),
+    _damaged(parents=_board_json()["parents"] * 2),
+    _damaged(number="x"),
+    _damaged(number=None),
+    _damaged(paused=7),
+    _damaged(paused=[[]]),
+    _damaged_parent(tasks=None),
+    _damaged_parent(tasks=["x"]),
+    _damaged_parent(status="lost"),
+    _damaged_parent(status=[]),
+    _damaged_parent(timeout="long"),
+    _damaged_parent(timeout=True),
+    _damaged_parent(more=1),
+    _damaged_task(agent=None),
+    _damaged_task(attempts="2"),
+    _damaged_task(status=None),
+    _damaged_task(depends_on="ab"),
+    _damaged_task(depends_on=["nobody"]),
+    _damaged_task(depends_on=["end"]),
+    _damaged_task(label="end"),
+    _damaged_task(parent="p-1"),
+  ],
+)
+def test_a_damaged_board_is_refused_by_name_and_stays_as_it_is(tmp_path, value):
+  path = tmp_path / "board.json"
+  text = value if isinstance(value, str | bytes) else json.dumps(value)
+  before = text if isinstance(text, bytes) else text.encode()
+  path.write_bytes(before)
+
+  async def main():
+    async with Scheduler(Board(ROSTER), Team(), path):
+      raise AssertionError("it is no board")
+
+  with pytest.raises(ConfigError, match=r"board.json is no board of a team: .* remove it"):
+    asyncio.run(main())
+  assert path.read_bytes() == before
