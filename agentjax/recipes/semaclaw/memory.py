@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentjax.config import FilePath, PositiveInt, check
+from agentjax.faults import describe
 from agentjax.files import write_atomically
 from agentjax.recipes.semaclaw.folders import held
 from agentjax.tools.config import ToolConfig, Workbench
@@ -87,15 +88,15 @@ class Memory:
     Raises:
       ValueError: an empty one, or one that is too long.
     """
-    text = " ".join(text.split())
+    text = " ".join(text.split()).encode("utf-8", "replace").decode()
     if not 0 < len(text) <= _LONGEST:
       raise ValueError(f"a memory of {len(text)} characters; allowed: 1 to {_LONGEST}")
     day = self._today().isoformat()
     with held(self._config.folder) as folder:
       note = folder / f"{day}.md"
-      before = note.read_text("utf-8") if note.exists() else f"# {day}\n"
-      write_atomically(note, f"{before}\n- {text}\n")
       listed = _read(folder)
+      before = note.read_bytes() if note.exists() else f"# {day}\n".encode()
+      write_atomically(note, before + f"\n- {text}\n".encode())
       known = [memory for memory in listed if memory["text"] != text]
       hits = 1 + sum(memory["hits"] for memory in listed if memory["text"] == text)
       known = sorted(known, key=self._retention, reverse=True)[: self._config.most - 1]
@@ -165,7 +166,30 @@ def _spaced(text: str) -> str:
 
 def _read(folder: pathlib.Path) -> list[dict[str, Any]]:
   path = folder / MEMORIES
-  return json.loads(path.read_bytes()) if path.exists() else []
+  if not path.exists():
+    return []
+  try:
+    listed = json.loads(path.read_bytes())
+    if not isinstance(listed, list):
+      raise ValueError(f"it holds a {type(listed).__name__}")
+    for memory in listed:
+      _check(memory)
+  except (RecursionError, ValueError) as error:
+    # Not the fault of whoever saves or searches, as a ValueError would be.
+    raise RuntimeError(
+      f"{path} is no list of memories: {describe(error)}. Mend it, or remove it: the notes stay."
+    ) from error
+  return listed
+
+
+def _check(memory: Any) -> None:
+  """Raises ValueError unless it is a memory."""
+  if not isinstance(memory, dict) or not {"text", "used", "hits"} <= set(memory):
+    raise ValueError(f"{str(memory)[:80]!r} is no memory")
+  text, used, hits = memory["text"], memory["used"], memory["hits"]
+  if not isinstance(text, str) or not isinstance(used, str) or not isinstance(hits, int):
+    raise ValueError(f"{str(memory)[:80]!r} is no memory")
+  datetime.date.fromisoformat(used)
 
 
 def _write(folder: pathlib.Path, memories: Sequence[Mapping[str, Any]]) -> None:

@@ -105,6 +105,37 @@ def test_the_list_forgets_what_is_old_and_unused_and_notes_do_not(tmp_path):
       made.save(text)
 
 
+@pytest.mark.parametrize(
+  "text",
+  ["", "null", "{}", "7", "[" * 100_000, "[7]", "[{}]", '[{"text": 1, "used": "x", "hits": 1}]',
+   '[{"text": "a", "used": "x", "hits": 1}]', '[{"text": "a", "used": "2026-01-01", "hits": "1"}]'],
+)  # fmt: skip
+def test_a_damaged_list_of_memories_is_nobodys_fault_and_stays_as_it_is(tmp_path, text):
+  made, _ = memory(tmp_path)
+  made.save("Ann likes tea")
+  note, listed = (tmp_path / "memory" / name for name in ("2026-01-01.md", MEMORIES))
+  before = note.read_bytes()
+  listed.write_text(text)
+  registry = ToolRegistry([MemoryTool(made)], retries=0)
+  for action in ("save", "search"):
+    call = ToolCall("memory", {"action": action, "text": "tea"})
+    result = run(registry.call(call, CONTEXT))
+    assert result.status == "infra_error" and "memories.json is no list" in result.output
+  assert listed.read_text() == text and note.read_bytes() == before
+  listed.unlink()
+  assert made.search("tea") == ["2026-01-01: Ann likes tea"]
+
+
+def test_a_note_of_any_bytes_keeps_them_and_a_memory_of_any_text_is_saved(tmp_path):
+  made, _ = memory(tmp_path)
+  note = tmp_path / "memory" / "2026-01-01.md"
+  note.parent.mkdir()
+  note.write_bytes(b"# by hand\n\n- caf\xe9 noir\n")
+  made.save("half \ud83d of a pair")
+  assert note.read_bytes() == b"# by hand\n\n- caf\xe9 noir\n\n- half ? of a pair\n"
+  assert "half ? of a pair" in made.search("pair")[0] and made.search("\ud83d") == []
+
+
 def wiki(tmp_path, **settings):
   return Wiki(WikiConfig(folder=str(tmp_path / "wiki"), **settings))
 
