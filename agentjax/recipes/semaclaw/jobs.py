@@ -62,7 +62,7 @@ def read_jobs(path: str | os.PathLike[str]) -> tuple[Job, ...]:
   """
   try:
     values = json.loads(pathlib.Path(path).read_bytes())
-  except (OSError, ValueError) as error:
+  except (OSError, RecursionError, ValueError) as error:
     raise ConfigError(f"--jobs={path} cannot be read: {describe(error)}.") from error
   if not isinstance(values, list):
     raise ConfigError(f"--jobs={path} holds a {type(values).__name__}; allowed: a list of objects.")
@@ -80,8 +80,8 @@ def _job(value: Any, where: str) -> Job:
   try:
     job = Job(**{**value, "command": tuple(value.get("command", ()))})
     texts = (job.name, job.text, job.agent, job.prompt, job.at, *job.command)
-    if isinstance(value.get("command"), str):
-      raise TypeError("its command is a text; allowed: a list of texts")
+    if not isinstance(value.get("command", []), list):
+      raise TypeError(f"its command is {value['command']!r}; allowed: a list of texts")
     if not all(isinstance(text, str) for text in texts) or not _NAME.fullmatch(job.name):
       raise TypeError("its name, text, agent, prompt, at and command are texts")
     every = float(job.every)
@@ -143,7 +143,7 @@ class Schedule:
     self._jobs, self._team, self._tell, self._clock = tuple(jobs), team, tell, clock
     team.scheduler.open()  # no other process reads or writes the state from here on
     self._path = pathlib.Path(folder) / STATE
-    known = json.loads(self._path.read_bytes()) if self._path.exists() else {}
+    known = _read_state(self._path)
     self._last: dict[str, float] = known.get("last", {})
     self._said: dict[str, str] = known.get("said", {})
     # A job with a time of day that never ran waits from when it was first seen, by any process.
@@ -255,6 +255,37 @@ class Schedule:
       "running": self._interrupted | self._running,
     }
     write_atomically(self._path, json.dumps(values, indent=1) + "\n")
+
+
+def _read_state(path: pathlib.Path) -> dict[str, dict[str, Any]]:
+  """What ``Schedule._save`` wrote; {} where there is no file.
+
+  Raises:
+    ConfigError: something else.
+  """
+  if not path.exists():
+    return {}
+  try:
+    state = json.loads(path.read_bytes())
+    if not isinstance(state, dict):
+      raise ValueError(f"it holds a {type(state).__name__}")
+    kinds: dict[str, Any] = {
+      "first": (int, float),
+      "last": (int, float),
+      "said": str,
+      "running": str,
+    }
+    for name, kind in kinds.items():
+      values = state.get(name, {})
+      fits = isinstance(values, dict) and all(isinstance(v, kind) for v in values.values())
+      if not fits:
+        raise ValueError(f"{name!r} is {str(values)[:80]!r}")
+  except (RecursionError, ValueError) as error:
+    raise ConfigError(
+      f"{path} is no state of a schedule: {describe(error)}. Give another folder, or remove it: "
+      "then all jobs are new."
+    ) from error
+  return state
 
 
 def _outcome(task: TeamTask) -> str:

@@ -54,6 +54,7 @@ def test_a_job_is_due_every_so_often_or_at_its_time_of_day():
     ({"name": "a", "mode": "notify", "text": "x", "every": 1, "shell": "rm"}, "an object of"),
     ({"name": "a", "mode": "script", "command": [1], "every": 1}, "are texts"),
     ({"name": "a", "mode": "script", "command": "df -h", "every": 1}, "a list of texts"),
+    ({"name": "a", "mode": "script", "command": {"df": 1}, "every": 1}, "a list of texts"),
     ({"name": "a", "mode": "notify", "text": "x", "every": "often"}, "could not convert"),
   ],
 )
@@ -328,6 +329,19 @@ def test_a_slow_job_stops_no_other_and_is_not_started_while_it_runs(tmp_path):
   asyncio.run(main())
   assert told.index("[slow] over") >= 3  # ticks come first
   assert 2 <= len(begun) <= 3 and begun[1] - begun[0] >= 0.5
+
+
+@pytest.mark.parametrize(
+  "text",
+  ["", "null", "[]", "7", "[" * 100_000, "\xff", '{"last": []}', '{"last": {"tell": "x"}}',
+   '{"first": {"tell": null}}', '{"said": {"tell": 7}}', '{"running": ["tell"]}'],
+)  # fmt: skip
+def test_a_damaged_state_is_refused_by_name_and_stays_as_it_is(tmp_path, text):
+  path = tmp_path / STATE
+  path.write_text(text, "latin-1")
+  with pytest.raises(ConfigError, match=r"schedule.json is no state of a schedule: .*remove it"):
+    live(tmp_path, lambda: 0.0, jobs=JOBS[:1])
+  assert path.read_text("latin-1") == text
 
 
 def test_a_terminal_shows_what_a_job_says_and_does_not_obey_it(tmp_path):
