@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
+import pathlib
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -177,7 +179,7 @@ def talk(
     The trajectory, without a reward; None where nobody said anything.
 
   Raises:
-    ConfigError: settings that cannot be.
+    ConfigError: settings that cannot be, or another process has the transcript.
     CheckpointError: no policy to load.
     StoreError: ``transcript`` is another kind of file, or damaged.
   """
@@ -190,6 +192,7 @@ def talk(
   with contextlib.ExitStack() as stack:
     writer = None
     if transcript is not None:
+      stack.enter_context(_held(pathlib.Path(transcript)))
       writer = StoreWriter(transcript)
       stack.callback(writer.close)
     number = 0 if writer is None else writer.count
@@ -231,8 +234,26 @@ async def _talk(
       return None
     raise ConfigError(f"the conversation cannot begin: {reason}.")
   if reason := trajectory.metadata.get("reason"):
-    person.show(f"[{trajectory.status}: {reason}]")
+    with contextlib.suppress(OSError, ValueError):  # nobody is there to read it; keep what was said
+      person.show(f"[{trajectory.status}: {reason}]")
   return trajectory
+
+
+@contextlib.contextmanager
+def _held(transcript: pathlib.Path) -> Iterator[None]:
+  """Holds a transcript for this process: a second writer would write over the first one's records.
+
+  The kernel frees the lock when the process dies.
+  """
+  transcript.parent.mkdir(parents=True, exist_ok=True)
+  with transcript.with_name(f".{transcript.name}.lock").open("w") as lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise ConfigError(
+        f"--transcript={transcript} is in use by another process; give another file."
+      ) from error
+    yield
 
 
 @contextlib.contextmanager

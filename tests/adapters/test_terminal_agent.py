@@ -105,6 +105,34 @@ def test_a_terminal_shows_what_the_agent_says_and_does_not_obey_it():
   assert "\x1b" not in out.getvalue()
 
 
+def test_two_conversations_at_once_never_write_over_each_other(tmp_path):
+  path = tmp_path / "deep" / "talks.store"
+
+  class Second(Helper):
+    async def turn(self, messages, tools, *, key):
+      with pytest.raises(ConfigError, match=r"talks.store is in use by another process"):
+        await asyncio.to_thread(converse, "2+3?", transcript=path)
+      return await super().turn(messages, tools, key=key)
+
+  first = talk(
+    experiment(), HelperSeat(Second()), lines=["a"], transcript=path, stdout=io.StringIO()
+  )
+  assert first.status is Status.OK
+  converse("2+3?", transcript=path)
+  assert [t.task_id for t in read_store(path)] == [0, 1]
+
+
+def test_a_conversation_whose_reader_has_gone_is_kept(tmp_path):
+  class Gone(io.StringIO):
+    def write(self, text):
+      raise BrokenPipeError(32, "Broken pipe")
+
+  path = tmp_path / "talks.store"
+  talk(experiment(), HelperSeat(Helper()), lines=["2+3?"], transcript=path, stdout=Gone())
+  (kept,) = read_store(path)
+  assert kept.status is Status.ENV_ERROR and kept.segments
+
+
 def test_a_person_who_is_stopped_says_nothing_more():
   async def main():
     stop = asyncio.Event()
