@@ -12,6 +12,7 @@ Compiled programs are kept in the same folder, so that the next start need not c
 from __future__ import annotations
 
 import datetime
+import io
 import os
 import pathlib
 import shlex
@@ -88,6 +89,8 @@ def main(run: Callable[[list[str]], Any], *, needs_config: bool = True) -> None:
   def guarded(argv: list[str]) -> Any:
     if not flags.FLAGS["verbosity"].present:
       logging.set_verbosity(logging.WARNING)  # libraries tell every file they write
+    if isinstance(sys.stdout, io.TextIOWrapper):
+      sys.stdout.reconfigure(errors="backslashreplace")  # of a locale that cannot write all letters
     logging.get_absl_handler().setFormatter(_PrintableFormatter())
     _keep_compiled_programs()
     try:

@@ -127,3 +127,9 @@ def test_a_terminal_does_not_obey_what_an_error_or_a_warning_quotes(tmp_path):
   done = _program(tmp_path, body)
   assert done.returncode == 2 and "\x1b" not in done.stderr
   assert "a\\x1b[2J" in done.stderr and "error: no: b\\x1b[2J" in done.stderr
+
+
+def test_a_locale_without_a_letter_stops_no_command(tmp_path):
+  program = _PROGRAM.format(body="print('caf\\xe9')")
+  done = _run(tmp_path, "-c", program, PYTHONIOENCODING="ascii")
+  assert (done.returncode, done.stdout) == (0, "caf\\xe9\n")

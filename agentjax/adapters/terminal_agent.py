@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
+import io
 import json
 import os
 import pathlib
@@ -187,7 +188,13 @@ def talk(
   out = stdout or sys.stdout
 
   def make_person(stop: asyncio.Event) -> Person:
-    return ScriptedPerson(lines, out) if lines else TerminalPerson(stdin or sys.stdin, out, stop)
+    if lines:
+      return ScriptedPerson(lines, out)
+    heard = stdin or sys.stdin
+    if isinstance(heard, io.TextIOWrapper):
+      with contextlib.suppress(io.UnsupportedOperation):  # somebody has read from it already
+        heard.reconfigure(errors="replace")  # a byte that is no text must not end a conversation
+    return TerminalPerson(heard, out, stop)
 
   with contextlib.ExitStack() as stack:
     writer = None

@@ -94,6 +94,13 @@ def test_lines_come_from_a_stream_and_its_end_is_goodbye():
   assert talk(experiment(), HelperSeat(Helper()), stdin=io.StringIO(""), stdout=out) is None
 
 
+def test_a_line_of_bytes_that_are_no_text_is_heard():
+  stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8")
+  helper = Helper()
+  talk(experiment(), HelperSeat(helper), stdin=stdin, stdout=io.StringIO())
+  assert helper.heard[0][-1].content == "caf\ufffd"
+
+
 def test_a_terminal_shows_what_the_agent_says_and_does_not_obey_it():
   class Rude(Helper):
     async def turn(self, messages, tools, *, key):
