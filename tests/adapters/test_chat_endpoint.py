@@ -13,6 +13,7 @@ from agentjax.adapters.chat_endpoint.judge import (
   bounded_log_probs,
 )
 from agentjax.config import ConfigError
+from agentjax.faults import Boundary, fault_of
 from agentjax.recipes.genrm.cohort import GenRMConfig
 from agentjax.recipes.rational_rewards import RationalRewardsConfig
 from agentjax.recipes.rational_rewards.scorer import CritiqueScorer
@@ -41,6 +42,8 @@ async def _with_server(handle, use):
 
   async def receive(request):
     body, status = handle(await request.json(), request.headers)
+    if isinstance(body, str):
+      return web.Response(text=body, status=status)
     return web.json_response(body, status=status)
 
   app = web.Application()
@@ -94,6 +97,34 @@ def test_faults_of_an_endpoint_are_told_from_refusals(status, error):
       await HttpJudge(HttpJudgeConfig(url, "tiny")).reply((Message("user", "?"),), key=0)
 
   run(_with_server(lambda body, headers: ({"error": "no"}, status), use))
+
+
+@pytest.mark.parametrize(
+  ("body", "error"),
+  [
+    ("<html>busy</html>", JudgeUnavailableError),
+    ("", JudgeUnavailableError),
+    ([], JudgeRefusedError),
+    ({"choices": "none"}, JudgeRefusedError),
+    ({"choices": [{"text": "x"}]}, JudgeRefusedError),
+    ({"choices": [{"message": None}]}, JudgeRefusedError),
+    ({"choices": [{"logprobs": {"content": [{"top_logprobs": [{}]}]}}]}, JudgeRefusedError),
+  ],
+)
+def test_garbage_of_an_endpoint_is_no_fault_of_what_is_judged(body, error):
+  pytest.importorskip("aiohttp", reason="needs the extra [web]")
+
+  async def use(url):
+    judge = HttpJudge(HttpJudgeConfig(url, "tiny"))
+    for call in (
+      judge.reply((Message("user", "?"),), key=0),
+      judge.log_probs((Message("user", "?"),), "", ("A",)),
+    ):
+      with pytest.raises(error) as caught:
+        await call
+      assert fault_of(caught.value, Boundary.VERDICT).masks
+
+  run(_with_server(lambda seen, headers: (body, 200), use))
 
 
 def test_judged_parts_come_from_settings():

@@ -158,7 +158,8 @@ async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[
     body: of the request; the model's name is added.
 
   Raises:
-    JudgeUnavailableError: no connection, a time-out, or the statuses 408, 429 and 5xx.
+    JudgeUnavailableError: no connection, a time-out, the statuses 408, 429 and 5xx, or a text that
+      is no JSON, such as the page of a proxy.
     JudgeRefusedError: any other refusal, no key in the environment, or no choice.
   """
   url, status, data = await send(config, path, body, "a model")
@@ -166,11 +167,16 @@ async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[
     raise JudgeUnavailableError(f"{url} answered {status}: {_text(data[:200])}")
   if status != 200:
     raise JudgeRefusedError(f"{url} answered {status}: {_text(data[:500])}", status)
-  values = json.loads(data)
   try:
-    values["choices"][0]
+    values = json.loads(data)
+  except (ValueError, RecursionError):
+    raise JudgeUnavailableError(f"{url} answered no JSON: {_text(data[:200])}") from None
+  try:
+    found = isinstance(values["choices"][0], dict)
   except (KeyError, IndexError, TypeError):
-    raise JudgeRefusedError(f"{url} gave no choice: {str(values)[:300]}") from None
+    found = False
+  if not found:
+    raise JudgeRefusedError(f"{url} gave no choice: {str(values)[:300]}")
   return values
 
 

@@ -58,7 +58,8 @@ class HttpJudge:
         **self._drawn(key),
       }
     )
-    content = choice["message"].get("content")
+    message = choice.get("message")
+    content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, str):
       raise JudgeRefusedError(f"the reply of {config.model} has no text: {str(choice)[:300]}")
     return content
@@ -119,12 +120,12 @@ def _alternatives(choice: dict[str, Any]) -> dict[str, float]:
   """Token text -> log-prob at the first position; blanks around a token do not count."""
   try:
     told = choice["logprobs"]["content"][0]["top_logprobs"]
-  except (KeyError, IndexError, TypeError):
+    pairs = [(entry["token"].strip(), float(entry["logprob"])) for entry in told]
+  except (KeyError, IndexError, TypeError, ValueError, AttributeError):
     raise JudgeRefusedError(
       "the endpoint tells no log-probs (top_logprobs); use one that does, or EngineJudge"
     ) from None
   found: dict[str, float] = {}
-  for entry in told:
-    token, log_prob = entry["token"].strip(), float(entry["logprob"])
+  for token, log_prob in pairs:
     found[token] = max(found.get(token, log_prob), log_prob)
   return found
