@@ -21,6 +21,7 @@ from agentjax.text.chat import Chat
 from agentjax.trajectory.record import Message
 
 PROMPT = "{prompt}"  # in a template: where the question stands
+_THOUGHTS = ("reasoning_content", "reasoning")  # fields that some endpoints move thoughts to
 
 
 class EngineWriter:
@@ -141,11 +142,20 @@ class HttpWriter:
     values = await retry(lambda: post(config, path, body), attempts=config.attempts)
     choice = values["choices"][0]
     try:
-      written = choice["text"] if path == "completions" else choice["message"]["content"] or ""
-      return Continuation(
-        written, int(values["usage"]["completion_tokens"]), choice["finish_reason"] == "stop"
-      )
+      reply = choice if path == "completions" else choice["message"]
+      written = reply["text" if path == "completions" else "content"] or ""
+      ended = choice["finish_reason"] == "stop"
+      spent = int(values["usage"]["completion_tokens"])
+      if not isinstance(written, str):
+        raise TypeError("the text is none")
     except (KeyError, TypeError, ValueError) as error:
       raise JudgeRefusedError(
         f"the reply of {config.model} lacks its text, finish_reason or usage: {str(values)[:300]}"
       ) from error
+    if not written and any(reply.get(name) for name in _THOUGHTS):
+      raise JudgeRefusedError(
+        f"{config.model} writes its thoughts apart from its text ({', '.join(_THOUGHTS)}); start "
+        "the endpoint without a reasoning parser, or set protocol='completions'."
+      )
+    # A chunk may end within a character of several tokens, as in ``EngineWriter``.
+    return Continuation(written if ended else written.rstrip("\ufffd"), spent, ended)

@@ -173,6 +173,7 @@ def test_an_endpoint_goes_on_with_the_text_in_either_protocol():
     (404, {}, JudgeRefusedError),
     (200, {"choices": []}, JudgeRefusedError),
     (200, {"choices": [{"text": "x", "finish_reason": "length"}]}, JudgeRefusedError),
+    (200, _reply("", 7), JudgeRefusedError),
   ],
 )
 def test_an_endpoint_that_fails_says_how(status, values, error):
@@ -184,6 +185,34 @@ def test_an_endpoint_that_fails_says_how(status, values, error):
       await writer.extend(ASKED, "", 5, (7, 3, 0, 0))
 
   asyncio.run(_served(lambda path, body: (status, values), ask))
+
+
+def test_an_endpoint_that_puts_thoughts_apart_is_refused_and_does_not_spend_all_tokens():
+  pytest.importorskip("aiohttp", reason="needs the extra [web]")
+
+  def respond(path, body):
+    values = _reply(path, None)
+    values["choices"][0]["message"]["reasoning_content"] = "So"
+    return 200, values
+
+  async def ask(url):
+    writer = HttpWriter(HttpWriterConfig(url, "big", protocol="chat"))
+    with pytest.raises(JudgeRefusedError, match="reasoning parser"):
+      await writer.extend(ASKED, "", 5, (7, 3, 0, 0))
+
+  asyncio.run(_served(respond, ask))
+
+
+@pytest.mark.parametrize(("finish", "text"), [("length", "née"), ("stop", "née\ufffd")])
+def test_half_a_character_at_the_end_of_a_chunk_is_drawn_again(finish, text):
+  pytest.importorskip("aiohttp", reason="needs the extra [web]")
+
+  async def ask(url):
+    writer = HttpWriter(HttpWriterConfig(url, "big"))
+    return await writer.extend(ASKED, "", 5, (7, 3, 0, 0))
+
+  found, _ = asyncio.run(_served(lambda path, _: (200, _reply(path, "née\ufffd", finish)), ask))
+  assert found.text == text
 
 
 def test_an_image_is_refused_by_completions():
