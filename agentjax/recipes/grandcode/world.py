@@ -31,6 +31,7 @@ from agentjax.recipes.grandcode.pool import (
   TestMaker,
   expect_the_vote,
   failed_by,
+  is_value,
   texts_of,
 )
 from agentjax.recipes.grandcode.rewards import joint_reward
@@ -148,9 +149,12 @@ class Chain:
     return [PoolTest(tuple(decode(a)), kind, expected) for a, kind, expected in self.tests]
 
   def keep_tests(self, tests: Sequence[PoolTest], most: int) -> None:
-    """Adds tests that are not there yet; the latest ``most`` stay."""
+    """Adds tests; one of the same input takes the place of the former. The latest ``most`` stay."""
     rows = [[encode(list(t.arguments)), t.kind, t.expected] for t in tests]
-    known = {json.dumps(r): r for r in (*self.tests, *rows)}
+    known: dict[str, list[Any]] = {}
+    for row in (*self.tests, *rows):
+      known.pop(json.dumps(row[0]), None)
+      known[json.dumps(row[0])] = row
     self.tests = list(known.values())[-most:]
 
 
@@ -253,6 +257,25 @@ class GrandCodeWorld(World):
       chain.accepted = list(dict.fromkeys([*chain.accepted, *new]))[-self.config.accepted :]
       tests = await pool_of(self, task, problem, chain.accepted)
       chain.keep_tests([t for t in tests if t.expected is not None], most)
+    if stage in (TESTER, SOLVER) and left and chain.accepted and self.reference(task) is None:
+      await self._settle(problem, chain)
+
+  async def _settle(self, problem: Problem, chain: Chain) -> None:
+    """Gives all tests of the pool the answers of one program, the winner of the present vote.
+
+    Otherwise tests of earlier votes could contradict later ones, and no program would pass.
+    """
+    ask = self.runner.of(problem.function)
+    small = [t for t in chain.pool() if t.kind != "size"]
+    _, winner = await expect_the_vote(small, chain.accepted, ask)
+    # Large inputs last: what stands behind a call without an answer is not asked.
+    tests = [*small, *(t for t in chain.pool() if t.kind == "size")]
+    texts = texts_of(await ask(chain.accepted[winner or 0], [t.arguments for t in tests]))
+    chain.tests = []
+    settled = [
+      dataclasses.replace(t, expected=x) for t, x in zip(tests, texts, strict=True) if is_value(x)
+    ]
+    chain.keep_tests(settled, len(settled))
 
   def wrong(self, task: Task, problem: Problem) -> list[str]:
     """Wrong programs that a test generator has to separate; none without a reference."""

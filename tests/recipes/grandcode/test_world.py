@@ -219,6 +219,22 @@ def test_what_accepted_solutions_disagree_on_becomes_the_pool_of_later_rounds():
     assert _say(environment, SOLVER, mark_code(code)).reward == Reward(reward)
 
 
+def test_when_the_vote_turns_the_pool_turns_with_it():
+  world = _world(stages=(SOLVER,), judge="shown", seats=SeatsConfig(solutions=1))
+  _start(world, sample=0)
+  asyncio.run(world.learn(_played(world, SOLVER, [_FIRST, _RIGHT, _FIRST + "\n"])))
+
+  def rewards():
+    steps = [_say(_start(world, sample=0)[0], SOLVER, mark_code(c)) for c in (_FIRST, _RIGHT)]
+    return [step.reward.value for step in steps]
+
+  assert rewards() == [1.0, 0.0]  # a majority may be wrong
+  asyncio.run(world.learn(_played(world, SOLVER, [_RIGHT + "\n" * n for n in range(1, 4)])))
+  assert rewards() == [0.0, 1.0]
+  inputs = [repr(test.arguments) for test in world.chain(3).pool()]
+  assert inputs and len(set(inputs)) == len(inputs)
+
+
 @pytest.mark.parametrize(("speed", "reward"), [(True, 0.75), (False, 1.0)])
 def test_a_right_solution_is_paid_for_its_speed_on_a_large_input(speed, reward):
   class Timed(LocalRunner):
