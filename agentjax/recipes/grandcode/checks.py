@@ -108,8 +108,8 @@ async def check_conjecture(code: str | None, cases: Sequence[SmallCase], runner:
   counter = next((c for c, held in zip(cases, holds, strict=True) if held is not True), None)
   words = ""
   if counter is not None:
-    arguments = ", ".join(map(repr, counter.arguments))
-    words = f"for the input ({arguments[:_SHOWN]}) the result is {repr(counter.result)[:_SHOWN]}"
+    words = f"for the input ({_written(*counter.arguments)}) the result is "
+    words += _written(counter.result)
   return Conjecture(
     sum(held is True for held in holds),
     len(cases),
@@ -117,6 +117,14 @@ async def check_conjecture(code: str | None, cases: Sequence[SmallCase], runner:
     len(cases),
     words,
   )
+
+
+def _written(*values: Any) -> str:
+  """The beginning of values as Python writes them."""
+  try:
+    return ", ".join(map(repr, values))[:_SHOWN]
+  except ValueError:
+    return "a number of too many digits to be written"
 
 
 def _truth(answer: Any) -> bool | None:
@@ -167,8 +175,7 @@ async def judge_tests(
     return Judgement("right")
   test, text = known[failed[0]], texts[failed[0]]
   outcome: Outcome = {LATE: "late", BROKEN: "broken"}.get(text or "", "wrong")  # type: ignore[assignment]
-  arguments = ", ".join(map(repr, test.arguments))[:_SHOWN]
-  said = f"for the input ({arguments}) the answer was {str(text)[:_SHOWN]}"
+  said = f"for the input ({_written(*test.arguments)}) the answer was {str(text)[:_SHOWN]}"
   expected = str(test.expected)[:_SHOWN]
   return Judgement(outcome, f"{said}, not {expected}" if shown else "a hidden test fails")
 

@@ -20,6 +20,7 @@ Arguments = tuple[Any, ...]
 _LETTERS = "abcXYZ 019"
 _SMALL = 12  # items of a container in a small input, and the room around the numbers of examples
 _MOST_VALUES = 200_000  # in all arguments of one input
+_MOST_BITS = 10_000  # of a whole number: Python writes none of more than 4300 digits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +113,8 @@ class _Kind:
     if isinstance(value, int | float) and not isinstance(value, bool):
       if value != value or value in (float("inf"), float("-inf")):
         return "a number that is not finite"
+      if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"a number of more than {_MOST_BITS} bits"
       if value < 0 and not self.negative:
         return "a number below 0 where examples have none"
     for item in _items(value):
@@ -140,7 +143,11 @@ class Domain:
       return f"a {type(arguments).__name__} in the place of the arguments"
     if len(arguments) != len(self._kinds):
       return f"{len(arguments)} arguments in the place of {len(self._kinds)}"
-    if sum(map(_count, arguments)) > _MOST_VALUES:
+    try:
+      count = sum(map(_count, arguments))
+    except RecursionError:
+      return "containers that are nested too deep"
+    if count > _MOST_VALUES:
       return f"more than {_MOST_VALUES} values"
     for kind, value in zip(self._kinds, arguments, strict=True):
       if (reason := kind.refusal(value)) is not None:

@@ -94,7 +94,10 @@ def answer_text(answer: CallAnswer) -> str | None:
   if answer.answer is None:
     return BROKEN
   if "value" in answer.answer:
-    return _VALUE + json.dumps(_plain(answer.answer["value"]))
+    try:
+      return _VALUE + json.dumps(_plain(answer.answer["value"]))
+    except (ValueError, TypeError, RecursionError):
+      return OBJECT  # code may write to the pipe of its answers whatever it likes
   error = answer.answer.get("error")
   if isinstance(error, list) and error:
     return f"error {error[0]}"

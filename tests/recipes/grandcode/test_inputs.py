@@ -49,6 +49,7 @@ def test_without_an_assert_on_plain_values_there_is_no_problem(line):
     ("ab", "a str in the place of the arguments"),
     (None, "a NoneType in the place of the arguments"),
     (([0] * 300_000, 300_000), "more than 200000 values"),
+    (([10**5000], 1), "a number of more than 10000 bits"),
   ],
 )
 def test_an_input_that_does_not_look_like_the_examples_is_refused(arguments, reason):

@@ -141,6 +141,8 @@ def test_garbage_in_the_place_of_an_answer_is_known_as_such():
   assert answer_text(CallAnswer({"error": []})) == OBJECT
   assert answer_text(CallAnswer({"what": 1})) == OBJECT
   assert answer_text(CallAnswer(None, "it ended early")) == "broken"
+  for forged in ({}, {"a": 1, "b": 2}, {"set": 5}, [{"dict": None}]):  # none of ``boxed.plain``
+    assert answer_text(CallAnswer({"value": forged})) == OBJECT
 
 
 def test_the_vote_goes_to_the_answers_of_most_and_not_to_programs_without_any():

@@ -16,6 +16,19 @@ from tests.recipes.grandcode.local import problem
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
 
+# Writes to the pipe of its answers, the last one that was opened.
+_FORGED = """
+import os
+def f(x):
+  for fd in range(64, 2, -1):
+    try:
+      os.write(fd, b'{"value": {}}\\n')
+      os._exit(0)
+    except OSError:
+      pass
+"""
+
+
 @pytest.fixture(scope="module")
 def runner():
   made = open_runner(cpu_seconds=1)
@@ -40,6 +53,7 @@ def runner():
     ("def f(x):\n  return object()", [OBJECT] * 2),
     ("def f(x):\n  yield from range(x)", ["value [0, 1]", "value []"]),
     ("x = '\0'\ndef f(x): return x", [BROKEN, None]),
+    (_FORGED, [OBJECT] * 2),
   ],
 )
 def test_what_a_candidate_does_is_known_call_by_call(runner, code, texts):

@@ -158,6 +158,7 @@ def test_a_single_compression_is_paid_by_who_reads_it_and_its_trace_is_one_for_t
 
 
 _GOOD = mark_code("def inputs(seed):\n  return [([1, 2, 3, 4],), ([2, 1],), ([5, 6, 7, 8, seed],)]")
+_HUGE = mark_code("def inputs(seed):\n  return [([10**5000],)]")
 _INVALID = mark_code("def inputs(seed):\n  return [('a',), ([1], 2), 7, ([1, 2, 3, 5],)]")
 
 
@@ -167,6 +168,8 @@ def test_a_generator_is_paid_for_separating_and_told_of_invalid_inputs():
   step = _say(environment, TESTER, _INVALID)
   assert not step.terminated and "a str where examples have list" in str(step.observation)
   good = _say(environment, TESTER, _GOOD).reward.value
+  step = _say(_start(world)[0], TESTER, _HUGE)
+  assert not step.terminated and "a number of more than" in str(step.observation)
   environment, _ = _start(world)
   _say(environment, TESTER, _INVALID)
   bad = _say(environment, TESTER, _INVALID).reward.value
