@@ -86,13 +86,22 @@ def _decoy(right: Any, others: Sequence[Any]) -> Any:
       return other
   if isinstance(right, bool):
     return not right
-  if isinstance(right, int | float):
+  if isinstance(right, int):
     return right + 1
+  if isinstance(right, float):
+    return right + 1 if right + 1 != right else 0.0  # infinite, or too large to grow by 1
   if isinstance(right, str):
     return right + "x"
+  if isinstance(right, bytes):
+    return right + b"x"
   if isinstance(right, list | tuple):
     return type(right)([*right, *(right[:1] or [0])])
-  return None
+  if isinstance(right, set | frozenset | dict):
+    few = sorted(right, key=repr)[1:]
+    if isinstance(right, dict):
+      return {key: right[key] for key in few} if right else {0: 0}
+    return type(right)(few if right else (0,))
+  return 0 if right is None else None
 
 
 async def check_conjecture(code: str | None, cases: Sequence[SmallCase], runner: Runner
