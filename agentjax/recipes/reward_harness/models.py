@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentjax.recipes.reward_harness.library import (
@@ -73,9 +73,12 @@ class HarnessModels:
     parts = ["Which of two answers is better? You judge strictly and fairly."]
     if skills:
       parts.append("Judge by these criteria:\n" + "\n".join(skills))
+    found = {}
     if answers:
-      parts.append("Tools have looked at the answers:\n" + "\n".join(answers))
-    reply = await self._ask(self._judge, "\n\n".join(parts), demonstration, _VERDICT, key)
+      parts.append("Tools have looked at the answers; what they found stands behind them.")
+      found["tools"] = "\n".join(answers)  # may quote the answers, so it is material too
+    task = "\n\n".join(parts)
+    reply = await self._ask(self._judge, task, demonstration, _VERDICT, key, found)
     return read_sub_agent(reply).preference
 
   async def probe(self, tool: Entry, demonstration: Demonstration, key: int) -> str:
@@ -136,12 +139,19 @@ class HarnessModels:
     return Entry("tool", tool.name, found) if usable else tool  # type: ignore[arg-type]
 
   async def _ask(
-    self, judge: Judge, task: str, demonstration: Demonstration, asked: str, key: int
+    self,
+    judge: Judge,
+    task: str,
+    demonstration: Demonstration,
+    asked: str,
+    key: int,
+    more: Mapping[str, str] | None = None,
   ) -> str:
     shown = (
       ("question", json.dumps(demonstration.content, ensure_ascii=False)),
       ("answer_A", demonstration.first),
       ("answer_B", demonstration.second),
+      *(more or {}).items(),
     )
     mark = nonce(key, *(text for _, text in shown))
     material = "\n\n".join(delimit(name, text, mark) for name, text in shown)
