@@ -399,6 +399,9 @@ class Harness:
       if removed:
         base = measured
         state = self._keep(state, smaller, measured)
+        fewer = len(smaller.entries) < len(state.best.entries)
+        if fewer and measured >= state.best_accuracy - 1e-9:
+          state = dataclasses.replace(state, best=smaller)
     return state
 
   async def _measure(self, library: Library) -> float:

@@ -159,6 +159,7 @@ def test_ablation_removes_what_adds_nothing():
   world = World([idle, []])
   state = run(world.harness(iterations=2, ablate_every=2).evolve())
   assert [e.name for e in state.library.entries] == ["fact_0", "fact_1"]
+  assert state.best == state.library  # which is what is written
   removed = [h["entry"] for h in state.history if h["phase"] == "ablation" and h["kept"]]
   assert removed == ["idle"]
 
