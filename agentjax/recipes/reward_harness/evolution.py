@@ -22,7 +22,6 @@ from agentjax.files import write_atomically
 from agentjax.recipes.reward_harness.library import (
   Choice,
   Demonstration,
-  Entry,
   Harness,
   HarnessConfig,
   HarnessState,
@@ -67,9 +66,8 @@ def read_library(path: str | os.PathLike[str]) -> Library:
     DataError: no such file, or another one.
   """
   try:
-    entries = json.loads(pathlib.Path(path).read_text())["entries"]
-    return Library(tuple(Entry(**entry) for entry in entries))
-  except (OSError, ValueError, KeyError, TypeError) as error:
+    return Library.from_dict(json.loads(pathlib.Path(path).read_text()))
+  except (OSError, ValueError) as error:
     raise DataError(
       f"is no library ({error}); python -m agentjax.recipes.reward_harness.evolve writes one", path
     ) from error

@@ -51,6 +51,23 @@ class Library:
 
   entries: tuple[Entry, ...] = ()
 
+  @classmethod
+  def from_dict(cls, values: Any) -> Library:
+    """Inverse of ``dataclasses.asdict``.
+
+    Raises:
+      ValueError: it is not of that form.
+    """
+    try:
+      entries = tuple(Entry(**entry) for entry in values["entries"])
+    except (KeyError, TypeError) as error:
+      raise ValueError(f"no list of entries: {error}") from error
+    for entry in entries:
+      texts = isinstance(entry.name, str) and isinstance(entry.text, str)
+      if entry.kind not in ("skill", "tool") or not texts:
+        raise ValueError(f"{entry} is neither a skill nor a tool in words")
+    return cls(entries)
+
   def of(self, kind: EntryKind) -> tuple[Entry, ...]:
     """All skills, or all tools."""
     return tuple(entry for entry in self.entries if entry.kind == kind)
@@ -189,10 +206,10 @@ class HarnessState:
       ValueError: another format.
     """
     values = json.loads(text)
-    if values.pop("format", None) != _FORMAT:
+    if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:
       raise ValueError(f"the state of a harness has format {_FORMAT}; this text has another.")
     for name in ("library", "best"):
-      values[name] = Library(tuple(Entry(**e) for e in values[name]["entries"]))
+      values[name] = Library.from_dict(values[name])
     return cls(**{**values, "history": tuple(values["history"])})
 
 

@@ -188,7 +188,27 @@ def test_a_library_that_is_not_one_is_refused(tmp_path):
   judge = HttpJudgeConfig("http://a:8000/v1", "one")
   with pytest.raises(ConfigError, match="library=''"):
     RewardHarnessConfig(judge=judge).validate()
-  (tmp_path / "library.json").write_text('{"skills": []}')
-  for name in ("library.json", "absent.json"):
-    with pytest.raises(DataError, match="is no library"):
-      read_library(tmp_path / name)
+  with pytest.raises(DataError, match="is no library"):
+    read_library(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "",
+    "null",
+    '{"skills": []}',
+    '{"entries": [7]}',
+    '{"entries": [{"kind": "rule", "name": "a", "text": "b"}]}',
+    '{"entries": [{"kind": "skill", "name": "a", "text": null}]}',
+  ],
+)
+def test_damaged_files_are_refused_by_their_name(tmp_path, text):
+  (tmp_path / "library.json").write_text(text)
+  with pytest.raises(DataError, match=r"library\.json.*is no library"):
+    read_library(tmp_path / "library.json")
+  pairs, folder = _pairs(tmp_path / "pairs.jsonl"), tmp_path / "harness"
+  _evolve(pairs, folder, iterations=1)
+  (folder / "state.json").write_text(text)
+  with pytest.raises(DataError, match=r"state\.json.*is no state"):
+    _evolve(pairs, folder, iterations=2)
