@@ -301,15 +301,29 @@ def repeats_itself(text: str, words: int, times: int) -> bool:
 def find_spans(text: str, phrases: Iterable[str]) -> list[tuple[int, int]]:
   """The places of the verbatim phrases that a labelling model listed, each after the previous one.
 
-  A phrase that is not there (models misquote) is left out.
+  A phrase that is not there (models misquote) is left out, and so is one that is only there within
+  a word, such as "so" in "also".
   """
   spans, at = [], 0
   for phrase in phrases:
     start = text.find(phrase, at) if phrase else -1
+    while start >= 0 and not _stands_alone(text, start, start + len(phrase)):
+      start = text.find(phrase, start + 1)
     if start >= 0:
       at = start + len(phrase)
       spans.append((start, at))
   return spans
+
+
+def _stands_alone(text: str, start: int, end: int) -> bool:
+  """Whether no word goes on at either end. Scripts without capitals may have no blanks."""
+
+  def goes_on(at: int) -> bool:
+    return 0 < at < len(text) and all(
+      c.isdigit() or c.lower() != c.upper() for c in text[at - 1 : at + 1]
+    )
+
+  return not goes_on(start) and not goes_on(end)
 
 
 def read_spans(

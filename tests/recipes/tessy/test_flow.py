@@ -172,6 +172,11 @@ def test_labels_of_a_model_are_mapped_back_to_the_text():
   spans = find_spans(text, ["Okay, so", "not there", "Let me see:", "Okay,"])
   assert [text[a:b] for a, b in spans] == ["Okay, so", "Let me see:", "Okay,"]
   assert spans[2][0] > spans[1][1]
+  also = find_spans(
+    "Also sodium is 11, so I think so. 所以是11。", ["so", "I think so", "11x", "所以"]
+  )
+  assert also == [(19, 21), (22, 32), (34, 36)]
+  assert find_spans("Also sodium", ["so", "So"]) == []
 
 
 def _texts(seed, count):
