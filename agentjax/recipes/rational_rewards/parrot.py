@@ -105,9 +105,14 @@ def read_preferences(path: str | os.PathLike[str]) -> list[Preference]:
   """
   found = []
   for line, row in read_jsonl(path):
-    chosen, rejected = (require_text(row, side, path, line) for side in _SIDES)
-    if "prompt" in row:
-      question: tuple[Message, ...] = (Message("user", require_text(row, "prompt", path, line)),)
+    # Half a surrogate pair is no character: a file cannot hold it.
+    texts = {
+      name: require_text(row, name, path, line).encode("utf-8", "replace").decode()
+      for name in (*_SIDES, *(("prompt",) if "prompt" in row else ()))
+    }
+    chosen, rejected = (texts[side] for side in _SIDES)
+    if "prompt" in texts:
+      question: tuple[Message, ...] = (Message("user", texts["prompt"]),)
     else:
       question, chosen, rejected = _split_dialogues(chosen, rejected, path, line)
     if chosen != rejected:

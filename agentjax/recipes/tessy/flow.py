@@ -340,7 +340,7 @@ def read_spans(
   texts: list[str] = []
   found: list[list[tuple[int, int]]] = []
   for line, row in read_jsonl(path):
-    text = require_text(row, "text", path, line)
+    text = _characters(require_text(row, "text", path, line))
     field = "spans" if "spans" in row else "phrases"
     values = row.get(field)
     if not isinstance(values, list):
@@ -348,7 +348,7 @@ def read_spans(
     if field == "phrases":
       if not all(isinstance(value, str) for value in values):
         raise DataError("'phrases' holds more than texts", path, line)
-      spans = find_spans(text, values)
+      spans = find_spans(text, [_characters(value) for value in values])
     else:
       spans = []
       for i, value in enumerate(values):
@@ -368,6 +368,11 @@ def read_spans(
     texts.append(text)
     found.append(spans)
   return texts, found
+
+
+def _characters(text: str) -> str:
+  """The text with a question mark for each half of a surrogate pair, which is no character."""
+  return text.encode("utf-8", "replace").decode()
 
 
 class WordClassifier:

@@ -96,7 +96,7 @@ async def write_traces(
       )
   settings = {"tessy": config.to_dict(), "seed": seed, **made_with}
   directory = claim(folder, settings, (TRACES, GIVEN_UP))
-  prompts = {task.id: plain_messages(task.prompt) for task in tasks}
+  prompts = {task.id: _as_written(plain_messages(task.prompt)) for task in tasks}
 
   def other(row: Row) -> str | None:
     prompt = prompts.get(row["id"])
@@ -121,6 +121,11 @@ async def write_traces(
   return Written(
     len(traces.rows), len(given_up.rows), kept, sum(shares) / len(shares) if shares else 0.0
   )
+
+
+def _as_written(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+  """Messages as a file gives them back, which holds no half of a surrogate pair."""
+  return [{k: v.encode("utf-8", "replace").decode() for k, v in m.items()} for m in messages]
 
 
 def _row(task: Task, trace: Synthesis) -> Row:

@@ -83,7 +83,9 @@ def read_texts(path: str | os.PathLike[str]) -> list[Text]:
     messages = row.get("messages")
     if "text" not in row and isinstance(messages, list) and messages:
       row = {"text": messages[-1].get("content") if isinstance(messages[-1], dict) else None}
-    found.append(Text(line - 1, require_text(row, "text", path, line)))
+    text = require_text(row, "text", path, line)
+    # Half a surrogate pair is no character: a file cannot hold it.
+    found.append(Text(line - 1, text.encode("utf-8", "replace").decode()))
   return found
 
 

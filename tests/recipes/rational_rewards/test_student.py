@@ -13,7 +13,7 @@ from agentjax.data.errors import DataError
 from agentjax.engine import SamplingConfig
 from agentjax.files import write_atomically
 from agentjax.recipes.rational_rewards import student
-from agentjax.recipes.rational_rewards.parrot import ParrotConfig, Preference
+from agentjax.recipes.rational_rewards.parrot import ParrotConfig, Preference, read_preferences
 from agentjax.recipes.rational_rewards.student import measure_judge, write_student_data
 from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.rollout.schedule import ScheduleConfig
@@ -124,6 +124,15 @@ def test_a_refused_request_gives_up_its_pair_and_a_refusing_endpoint_stops(judge
   assert "answered 400" in _rows(tmp_path / "given_up.jsonl")[-1]["reason"]
   judge.asked.clear()
   assert _write(tmp_path).kept == 2 and not judge.asked
+
+
+def test_pairs_with_half_an_emoji_go_on_too(judge, tmp_path):
+  file = tmp_path / "pairs.jsonl"
+  row = {"prompt": "Name a prime above 1.", "chosen": "It is 11 \ud83d", "rejected": "It is 14"}
+  file.write_text(json.dumps(row) + "\n")
+  for known in (0, 1):
+    written = _write(tmp_path / "out", read_preferences(file))
+    assert written.kept == 1 and written.resumed == (known, known)
 
 
 def test_other_settings_and_other_pairs_are_refused(judge, tmp_path):

@@ -84,6 +84,8 @@ def test_texts_are_read_with_line_and_field(tmp_path):
   rows = [{"text": "a"}, {"messages": [{"role": "user", "content": "q"}, {"content": "b"}]}]
   file.write_text("".join(json.dumps(row) + "\n" for row in rows))
   assert read_texts(file) == [Text(0, "a"), Text(1, "b")]
+  file.write_text('{"text": "half \\ud83d"}\n')
+  assert read_texts(file) == [Text(0, "half ?")]  # as the file of labels gives it back
   file.write_text('{"messages": []}\n')
   with pytest.raises(DataError, match="'text'"):
     read_texts(file)

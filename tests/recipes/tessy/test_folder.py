@@ -93,6 +93,13 @@ def test_what_was_written_is_not_written_again(tmp_path):
   assert third.kept == 6 and not writers["student"].tasks
 
 
+def test_a_task_with_half_an_emoji_is_known_again(tmp_path):
+  task = Task(1, (Message("user", "1 \ud83d?"),), "1", "x")
+  for known in (0, 1):
+    again, _ = _write(tmp_path, tasks=[task])
+    assert again.kept == known
+
+
 def test_the_jsonl_source_reads_the_demonstrations(tmp_path):
   _write(tmp_path)
   files = JsonlConfig(messages_field="messages", test_file="")
@@ -133,6 +140,8 @@ def test_labelled_texts_are_read_in_both_forms(tmp_path):
   rows = [{"text": "so x is 3", "spans": [[0, 2]]}, {"text": "ok go", "phrases": ["ok", "none"]}]
   file.write_text("".join(json.dumps(row) + "\n" for row in rows))
   assert read_spans(file) == (["so x is 3", "ok go"], [[(0, 2)], [(0, 2)]])
+  file.write_text('{"text": "\\ud83d so", "phrases": ["\\ud83d so"]}\n')
+  assert read_spans(file) == (["? so"], [[(0, 4)]])  # half an emoji is no character
 
 
 @pytest.mark.parametrize(
