@@ -448,8 +448,16 @@ class WordClassifier:
   @classmethod
   def load(cls, path: str | os.PathLike[str]) -> WordClassifier:
     """What ``save`` wrote. Raises ValueError for another file, OSError where there is none."""
-    with open(path, "rb") as file:
-      return cls(np.load(file, allow_pickle=False))
+    try:
+      with open(path, "rb") as file:
+        weights = np.load(file, allow_pickle=False)
+    except EOFError as error:
+      raise ValueError(str(error)) from error
+    if not isinstance(weights, np.ndarray) or weights.dtype != np.float32:
+      raise ValueError("no array of float32")
+    if not np.isfinite(weights).all():
+      raise ValueError("weights that are not finite")
+    return cls(weights)
 
   def fingerprint(self) -> str:
     """SHA-256 hex of the weights."""

@@ -214,6 +214,21 @@ def test_a_trained_classifier_finds_the_boundary_in_texts_it_has_not_seen(tmp_pa
     WordClassifier.train(["a b"], [[]])
 
 
+def test_a_damaged_file_of_words_is_no_classifier(tmp_path):
+  file = tmp_path / "words.npy"
+  count = WordClassifier.BUCKETS + 1
+  for weights in (np.zeros(3, np.float32), np.array(["x"] * count), np.full(count, np.nan, "f4")):
+    np.save(file, weights)
+    with pytest.raises(ValueError):
+      WordClassifier.load(file)
+  with file.open("wb") as stream:
+    np.savez(stream, np.zeros(count, np.float32))
+  for _ in range(2):
+    with pytest.raises(ValueError):
+      WordClassifier.load(file)
+    file.write_bytes(b"")
+
+
 def test_impossible_settings_name_the_field():
   with pytest.raises(ConfigError, match="tessy.repetition_times=1"):
     TessyConfig(repetition_times=1).validate()
