@@ -17,6 +17,7 @@ from agentjax.trajectory.record import Task
 
 Arguments = tuple[Any, ...]
 
+_LISTS = "as_lists"  # of tests of the code world: around a call whose result may be an iterator
 _LETTERS = "abcXYZ 019"
 _SMALL = 12  # items of a container in a small input, and the room around the numbers of examples
 _MOST_VALUES = 200_000  # in all arguments of one input
@@ -68,8 +69,8 @@ def _read_assert(line: str, function: str) -> Example | None:
     if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
       return None
     call = test.left
-    if isinstance(call, ast.Call) and len(call.args) == 1 and isinstance(call.args[0], ast.Call):
-      call = call.args[0]  # as_lists(f(...))
+    if isinstance(call, ast.Call) and len(call.args) == 1 and ast.unparse(call.func) == _LISTS:
+      call = call.args[0]
     if not isinstance(call, ast.Call) or call.keywords or ast.unparse(call.func) != function:
       return None
     arguments = tuple(ast.literal_eval(a) for a in call.args)

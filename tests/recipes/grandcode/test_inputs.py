@@ -27,7 +27,15 @@ def test_a_problem_is_read_from_what_the_policy_sees_alone():
 
 
 @pytest.mark.parametrize(
-  "line", ["assert add(x) == 3", "assert add(1, 2)", "assert add(1, k=2) == 3", "assert (", ""]
+  "line",
+  [
+    "assert add(x) == 3",
+    "assert add(1, 2)",
+    "assert add(1, k=2) == 3",
+    "assert len(add([1], [2])) == 2",  # says nothing of what it gives
+    "assert (",
+    "",
+  ],
 )
 def test_without_an_assert_on_plain_values_there_is_no_problem(line):
   task = Task(0, (Message("user", f"Add.\n{line}"),), "", "x", metadata={"entry_points": ["add"]})
