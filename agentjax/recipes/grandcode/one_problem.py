@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
+import hashlib
 import pathlib
 
 from agentjax.adapters.unit_tests.scorer import UNIT_TESTS
@@ -28,9 +29,12 @@ class OneProblemConfig(CodeTaskSource):
 
   Attributes:
     file: what is to be done, with at least one line ``assert FUNCTION(ARGUMENTS) == RESULT``.
+    sha256: of its text, which ``solve`` fills in, so that a run goes on with no other problem; ""
+      is any.
   """
 
   file: FilePath = ""
+  sha256: str = ""
 
   def validate(self, path: str = "config.world.tasks") -> None:
     super().validate(path)
@@ -38,8 +42,30 @@ class OneProblemConfig(CodeTaskSource):
 
   def load(self, data: DataConfig) -> TaskSplits:
     del data
-    task = problem_task(pathlib.Path(self.file).read_text(encoding="utf-8"), self.file)
+    text = read_text(self.file)
+    if self.sha256 not in ("", digest(text)):
+      raise DataError("is no longer the problem of this run; give another --workdir", self.file)
+    task = problem_task(text, self.file)
     return TaskSplits([task], [dataclasses.replace(task, id=FIRST_TEST_ID)])
+
+
+def read_text(path: str) -> str:
+  """The text of a problem's file.
+
+  Raises:
+    DataError: it cannot be read, or is not UTF-8.
+  """
+  try:
+    return pathlib.Path(path).read_text(encoding="utf-8-sig")
+  except OSError as error:
+    raise DataError(f"cannot be read: {error.strerror}", path) from error
+  except UnicodeDecodeError as error:
+    raise DataError(f"not UTF-8 at byte {error.start}", path) from error
+
+
+def digest(text: str) -> str:
+  """SHA-256 of a problem's text."""
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def problem_task(text: str, path: str) -> Task:

@@ -11,7 +11,13 @@ from rich.console import Console
 
 from agentjax.config import ConfigError
 from agentjax.files import write_atomically
-from agentjax.recipes.grandcode.one_problem import Chosen, OneProblemConfig, choose_solution
+from agentjax.recipes.grandcode.one_problem import (
+  Chosen,
+  OneProblemConfig,
+  choose_solution,
+  digest,
+  read_text,
+)
 from agentjax.recipes.grandcode.settings import SOLVER
 from agentjax.recipes.grandcode.world import GrandCodeConfig, GrandCodeWorld
 from agentjax.sandbox.config import Sandboxes
@@ -26,7 +32,9 @@ def solve(experiment: Experiment, problem: str, workdir: str, console: Console |
   """Trains on a problem and chooses among all that was drawn.
 
   Raises:
-    ConfigError: a world without these seats, or one that knows right answers.
+    ConfigError: a world without these seats, one that knows right answers, or the run of another
+      problem.
+    DataError: a problem that cannot be read.
   """
   world = experiment.world
   if not isinstance(world, GrandCodeConfig) or world.judge != "shown" or SOLVER not in world.stages:
@@ -34,7 +42,7 @@ def solve(experiment: Experiment, problem: str, workdir: str, console: Console |
       "config.world must be 'agentjax.recipes.grandcode:GrandCodeConfig' with judge='shown' and a "
       "stage 'solver': nobody knows the right program of the problem."
     )
-  world.tasks = OneProblemConfig(problem)
+  world.tasks = OneProblemConfig(problem, digest(read_text(problem)))
   Run(experiment, workdir, console=console).train()
   return asyncio.run(_choose(experiment, world, pathlib.Path(workdir)))
 

@@ -8,9 +8,11 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig
 from agentjax.data.errors import DataError
+from agentjax.recipes.grandcode.inputs import read_problem
 from agentjax.recipes.grandcode.one_problem import (
   OneProblemConfig,
   choose_solution,
+  digest,
   problem_task,
 )
 from agentjax.recipes.grandcode.pool import PoolConfig
@@ -345,3 +347,24 @@ def test_the_solution_of_one_problem_is_that_of_most_accepted_ones():
 def test_a_problem_without_a_plain_assert_is_refused(text):
   with pytest.raises(DataError, match="assert FUNCTION"):
     problem_task(text, "problem.txt")
+
+
+def test_the_file_of_a_problem_may_begin_with_a_mark_and_must_be_text(tmp_path):
+  file = tmp_path / "problem.txt"
+  file.write_bytes(b"\xef\xbb\xbfassert top([3]) == 3\r\nassert top([4]) == 4")
+  (task,) = OneProblemConfig(str(file)).load(DataConfig()).train
+  assert [e.expected for e in read_problem(task).examples] == [3, 4]
+  file.write_bytes(b"caf\xe9\nassert top([3]) == 3")
+  for path, message in ((file, r"problem\.txt.*not UTF-8"), (tmp_path, "cannot be read")):
+    with pytest.raises(DataError, match=message):
+      OneProblemConfig(str(path)).load(DataConfig())
+
+
+def test_a_run_does_not_go_on_with_another_problem(tmp_path):
+  file = tmp_path / "problem.txt"
+  file.write_text(_PROBLEM)
+  config = OneProblemConfig(str(file), digest(_PROBLEM))
+  assert config.load(DataConfig()).train
+  file.write_text(_PROBLEM + "assert top([5]) == 5\n")
+  with pytest.raises(DataError, match="no longer the problem"):
+    config.load(DataConfig())
