@@ -413,6 +413,8 @@ class StagedEnvironment(Environment):
     self._acted.add(action.agent)
     if action.truncated:
       paid = self._unpaid() | self._summary_paid(0.0)
+      if SOLVER in self._left or isinstance(self._stage, SolverStage):  # no solution will come
+        paid |= self._joint_paid(0.0) if action.agent != HYPOTHESIS else {}
       return Step(
         Observation(()), Reward(0.0), truncated=True, status=Status.TRUNCATED, rewards=paid
       )

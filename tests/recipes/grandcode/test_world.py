@@ -285,6 +285,12 @@ def test_the_joint_reward_compares_with_solvers_that_saw_no_conjecture():
   asyncio.run(environment.reset(_TASK, key))
   _say(environment, HYPOTHESIS, _HOLDS)
   assert _say(environment, SOLVER, mark_code(_RIGHT)).rewards == {HYPOTHESIS: Reward(0.25)}
+  for agent, paid in ((SOLVER, {HYPOTHESIS: Reward(-0.25)}), (HYPOTHESIS, {SOLVER: Reward(0.0)})):
+    environment = world.environment(_TASK)
+    asyncio.run(environment.reset(_TASK, key))
+    if agent == SOLVER:
+      _say(environment, HYPOTHESIS, _HOLDS)
+    assert _say(environment, agent, "So", truncated=True).rewards == paid
 
 
 def test_state_survives_a_checkpoint_and_nothing_is_learnt_from_failures():
