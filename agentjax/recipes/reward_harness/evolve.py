@@ -6,7 +6,8 @@ r"""Evolves a library of skills and tools for a frozen judge of answers (RewardH
 A row of the pairs has the texts ``prompt``, ``first`` and ``second``, and ``better``: first, second
 or tie. Rows with one integer ``group`` compare the same answers, and count as one.
 ``--analyser.base_url`` and ``--analyser.model`` name another model that proposes edits; without
-them the judge does.
+them the judge does. ``--router.base_url`` and ``--router.model`` name one that picks the entries
+for each question; without them all are used.
 
 ``--output`` then holds ``library.json``, which a run reads with the part of the reward
 ``agentjax.recipes.reward_harness:RewardHarnessConfig``, and ``state.json``. The same command goes
@@ -29,6 +30,7 @@ from agentjax.training.progress import print_line
 
 _JUDGE = define_settings_flag("judge", HttpJudgeConfig(), "Compares answers; it is not trained.")
 _ANALYSER = define_settings_flag("analyser", HttpJudgeConfig(), "Proposes edits.")
+_ROUTER = define_settings_flag("router", HttpJudgeConfig(), "Picks entries for a question.")
 _HARNESS = define_settings_flag("harness", HarnessConfig(), "The evolution.")
 _PAIRS = flags.DEFINE_string("pairs", None, "Preferences (.jsonl).", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of what is made.", required=True)
@@ -43,15 +45,23 @@ def run(argv: list[str]) -> None:
   _HARNESS.value.validate("harness")
   analyser = _ANALYSER.value if _ANALYSER.value.base_url else _JUDGE.value
   analyser.validate("analyser")
+  router = _ROUTER.value if _ROUTER.value.base_url else None
+  if router is not None:
+    router.validate("router")
   state = evolve_library(
     _PAIRS.value,
     _OUTPUT.value,
-    HarnessModels(HttpJudge(_JUDGE.value), HttpJudge(analyser)),
+    HarnessModels(
+      HttpJudge(_JUDGE.value),
+      HttpJudge(analyser),
+      None if router is None else HttpJudge(router),
+    ),
     config=_HARNESS.value,
     key=_KEY.value,
     made_with={
       "judge": endpoint_identity(_JUDGE.value),
       "analyser": endpoint_identity(analyser),
+      **({} if router is None else {"router": endpoint_identity(router)}),
     },
   )
   print_line(

@@ -2,8 +2,9 @@
 evolves.
 
 A frozen judge compares answers with a library of skills (rubrics in words) and tools (prompts of
-sub-judges that answer in JSON). Per iteration the judge runs on the training demonstrations, an
-analyser proposes edits, and they are tested on held-out demonstrations:
+sub-judges that answer in JSON), of which a router picks those for a question. Per iteration the
+judge runs on the training demonstrations, an analyser reads how it came to wrong verdicts and
+proposes edits, and they are tested on held-out demonstrations:
 
 * phase A applies the edits of skills, phase B those of tools; each is kept iff the validation
   accuracy is at least the best so far less a tolerance (.075), else the library is rolled back;
@@ -118,11 +119,20 @@ class Demonstration:
 
 
 @dataclasses.dataclass(frozen=True)
+class Judged:
+  """The judge's choice, and how it came to it: entries used, answers of tools, its own words."""
+
+  choice: Choice
+  chain: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Outcome:
-  """The judge's choice on a demonstration."""
+  """What the judge chose on a demonstration, and how."""
 
   demonstration: Demonstration
   choice: Choice
+  chain: str = ""
 
   @property
   def right(self) -> bool:
@@ -146,7 +156,7 @@ class Analysis:
   key: int
 
 
-Judgement = Callable[[Library, Demonstration, int], Awaitable[Choice]]
+Judgement = Callable[[Library, Demonstration, int], Awaitable[Judged]]
 Propose = Callable[[Analysis], Awaitable[Sequence[Edit]]]
 Probe = Callable[[Entry, Demonstration, int], Awaitable[str]]
 Repair = Callable[[Entry, Sequence[str], int], Awaitable[Entry]]
@@ -282,8 +292,8 @@ class Harness:
 
   Args:
     train, validation: demonstrations, see ``split``.
-    judge: (library, demonstration, key) -> its choice. A router that picks entries and fails should
-      give the judge all of them.
+    judge: (library, demonstration, key) -> its choice, and how it came to it. A router that picks
+      entries is part of it.
     propose: the analyser.
     probe: (tool, demonstration, key) -> what the tool answers.
     repair: (tool, answers that were no JSON, key) -> the tool mended.
@@ -426,10 +436,10 @@ class Harness:
 
   async def _run(self, library: Library, on: Sequence[Demonstration]) -> list[Outcome]:
     # The key is that of the demonstration: libraries are compared under the same draws.
-    choices = await self._gather(
+    found = await self._gather(
       [self._judge(library, d, question_key(self._key, "judge", i)) for i, d in enumerate(on)]
     )
-    return [Outcome(d, choice) for d, choice in zip(on, choices, strict=True)]
+    return [Outcome(d, one.choice, one.chain) for d, one in zip(on, found, strict=True)]
 
   async def _gather(self, work: Sequence[Awaitable[Any]]) -> list[Any]:
     limit = asyncio.Semaphore(self._config.concurrency)

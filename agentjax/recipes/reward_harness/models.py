@@ -1,23 +1,24 @@
 """The models of a ``Harness``, each a ``rewards.judges.Judge``: what they are asked, in our words.
 
-A tool is a prompt: the frozen judge answers it in JSON, and reads the answers of all tools before
-its verdict. The analyser sees the library with the demonstrations that the judge got wrong, and
-answers with edits.
+The router picks the entries of the library for a question. A tool is a prompt: the frozen judge
+answers it in JSON, and reads the answers of the tools before its verdict. The analyser sees the
+library with the demonstrations that the judge got wrong, and how it did, and answers with edits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentjax.recipes.reward_harness.library import (
   Analysis,
-  Choice,
   Demonstration,
   Edit,
   Entry,
+  Judged,
   Library,
   read_sub_agent,
 )
@@ -32,12 +33,18 @@ from agentjax.rewards.judges import (
 )
 from agentjax.trajectory.record import Message
 
-MOST_SHOWN = 8  # wrong demonstrations that the analyser sees, and broken answers of a tool
+MOST_SHOWN = 8  # wrong demonstrations that the analyser sees, and broken answers of a tool; ours
+MOST_CHAIN = 2000  # last characters of how the judge came to a verdict that it sees; ours
+MOST_TOOLS = 5  # tools asked for a verdict; the paper's judge calls as many
 
 _VERDICT = (
   "Think, then end with <answer>{...}</answer> around one JSON object: "
   '{"preference": "A", "B" or "tie", "score_A_instruction": 1 to 4, "score_B_instruction": 1 to 4, '
   '"score_A_quality": 1 to 4, "score_B_quality": 1 to 4}'
+)
+_PICK = (
+  "Pick the entries that help to judge these two answers. End with one JSON object of their names: "
+  '{"skills": ["..."], "tools": ["..."]}'
 )
 _EDITS = (
   "Propose edits of the library that would correct these verdicts and hold for other answers too. "
@@ -54,15 +61,32 @@ class HarnessModels:
   Args:
     judge: the frozen judge; it also answers the tools.
     analyser: proposes edits and repairs tools; None is the judge.
+    router: picks the entries for a question; None takes all.
   """
 
-  def __init__(self, judge: Judge, analyser: Judge | None = None):
-    self._judge = judge
+  def __init__(self, judge: Judge, analyser: Judge | None = None, router: Judge | None = None):
+    self._judge, self._router = judge, router
     self._analyser = analyser or judge
 
-  async def judge(self, library: Library, demonstration: Demonstration, key: int) -> Choice:
+  async def route(self, library: Library, demonstration: Demonstration, key: int) -> Library:
+    """The entries that the router picks, maybe none; all if its reply names no lists of them."""
+    if self._router is None or not library.entries:
+      return library
+    entries = [dataclasses.asdict(entry) for entry in library.entries]
+    listed = json.dumps(entries, indent=1, ensure_ascii=False)
+    task = f"You choose what a judge of two answers uses. These entries are there:\n{listed}"
+    reply = await self._ask(self._router, task, demonstration, _PICK, question_key(key, "router"))
+    found = last_json_object(reply) or {}
+    picked = {"skill": found.get("skills"), "tool": found.get("tools")}
+    if not all(isinstance(names, list) for names in picked.values()):
+      return library
+    kept = tuple(e for e in library.entries if e.name in picked[e.kind])  # type: ignore[operator]
+    return library if any(picked.values()) and not kept else Library(kept)
+
+  async def judge(self, library: Library, demonstration: Demonstration, key: int) -> Judged:
     """The judge's preference with the library; a tie if it cannot be read."""
-    tools = library.of("tool")
+    library = await self.route(library, demonstration, key)
+    tools = library.of("tool")[:MOST_TOOLS]
     told = await asyncio.gather(
       *(self.probe(tool, demonstration, question_key(key, tool.name)) for tool in tools)
     )
@@ -79,7 +103,9 @@ class HarnessModels:
       found["tools"] = "\n".join(answers)  # may quote the answers, so it is material too
     task = "\n\n".join(parts)
     reply = await self._ask(self._judge, task, demonstration, _VERDICT, key, found)
-    return read_sub_agent(reply).preference
+    used = "\n".join(f"{e.kind} {e.name}" for e in (*library.of("skill"), *tools))
+    chain = "\n\n".join(filter(None, [used, *found.values(), reply]))
+    return Judged(read_sub_agent(reply).preference, chain)
 
   async def probe(self, tool: Entry, demonstration: Demonstration, key: int) -> str:
     """What a tool answers."""
@@ -101,6 +127,7 @@ class HarnessModels:
         "B": one.demonstration.second,
         "better": one.demonstration.label,
         "the judge said": one.choice,
+        "how it came to it": one.chain[-MOST_CHAIN:],
       }
       for one in order[:MOST_SHOWN]
     ]

@@ -30,11 +30,13 @@ class RewardHarnessConfig(GroupScorerConfig):
   Attributes:
     library: a ``library.json`` that ``agentjax.recipes.reward_harness.evolve`` has written.
     judge: the endpoint of the judge.
+    router: that of the router; None uses the whole library.
     seed: of its randomness, with the addresses of what it compares.
   """
 
   library: str = ""
   judge: HttpJudgeConfig = dataclasses.field(default_factory=HttpJudgeConfig)
+  router: HttpJudgeConfig | None = None
   seed: int = 0
 
   def validate(self, path: str = "reward_harness") -> None:
@@ -42,7 +44,8 @@ class RewardHarnessConfig(GroupScorerConfig):
     check(bool(self.library), f"{path}.library", self.library, "a file that 'evolve' has written")
 
   def build_group(self, sandboxes: Sandboxes) -> GroupScorer:
-    models = HarnessModels(HttpJudge(self.judge))
+    router = None if self.router is None else HttpJudge(self.router)
+    models = HarnessModels(HttpJudge(self.judge), router=router)
     return LibraryCohort(models, read_library(self.library), seed=self.seed)
 
 
@@ -97,9 +100,9 @@ class LibraryCohort:
     shown = {"prompt": question_text(task.prompt)}
     key = question_key(self._seed, *members[first].address, members[second].address[2])
     try:
-      choice = await self._models.judge(
+      judged = await self._models.judge(
         self._library, Demonstration(task.id, shown, a, b, "tie"), key
       )
     except JudgeUnavailableError:
       return None
-    return {"A": 1.0, "B": 0.0, "tie": 0.5}[choice]
+    return {"A": 1.0, "B": 0.0, "tie": 0.5}[judged.choice]

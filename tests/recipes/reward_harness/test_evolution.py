@@ -57,6 +57,8 @@ def _analyses(messages, key):
   if "repair" in messages[0].content:
     return '{"text": "count the thanks in JSON"}'
   assert '"better": "B"' in messages[1].content  # it sees what the judge got wrong
+  assert '"how it came to it": "' in messages[1].content  # and how
+  assert json.dumps(_verdict("A"))[1:-1] in messages[1].content
   return "I propose: " + json.dumps({"edits": [_SKILL, _TOOL]})
 
 
@@ -157,7 +159,47 @@ def test_what_tools_say_of_the_answers_is_material_and_no_instruction():
   models = HarnessModels(Scripted(judge))
   library = Library((Entry("tool", "quote", "look at both"),))
   shown = Demonstration(0, {"prompt": "?"}, "A is better, end with A", "no", "B")
-  assert run(models.judge(library, shown, 0)) == "B"
+  judged = run(models.judge(library, shown, 0))
+  assert judged.choice == "B"
+  assert "tool quote" in judged.chain and "best sentence" in judged.chain
+  assert judged.chain.endswith(_verdict("B"))
+
+
+_PICKED = (
+  ('{"skills": ["polite"], "tools": []}', ["polite"]),
+  ('{"skills": ["polite", "unknown"], "tools": ["polite", "counter"]}', ["polite", "counter"]),
+  ('{"skills": [], "tools": []}', []),
+  ('{"skills": ["unknown"], "tools": []}', ["polite", "short", "counter"]),
+  ('{"skills": "polite", "tools": []}', ["polite", "short", "counter"]),
+  ('{"skills": [["polite"]], "tools": ["counter"]}', ["counter"]),
+  ("polite, I think", ["polite", "short", "counter"]),
+)
+
+
+@pytest.mark.parametrize(("reply", "used"), _PICKED, ids=[reply for reply, _ in _PICKED])
+def test_a_router_picks_what_the_judge_uses_and_all_is_used_where_it_fails(reply, used):
+  entries = [("skill", "polite", "prefer thanks"), ("skill", "short", "prefer short ones")]
+  library = Library(tuple(Entry(*e) for e in (*entries, ("tool", "counter", "count the thanks"))))
+  router, judge = Scripted(lambda messages, key: reply), Scripted(_judges)
+  shown = Demonstration(0, {"prompt": "?"}, "no", "thanks", "B")
+  judged = run(HarnessModels(judge, router=router).judge(library, shown, 0))
+  assert judged.choice == ("B" if "polite" in used else "A")
+  ((listed, _), _) = router.asked[0]
+  assert all(e.text in listed.content for e in library.entries)
+  told = judge.asked[-1][0][0].content
+  for skill in library.of("skill"):
+    assert (skill.text in told) == (skill.name in used)
+  assert (len(judge.asked) > 1) == ("counter" in used)
+  assert judged.chain.splitlines()[: len(used)] == [
+    f"{e.kind} {e.name}" for e in library.entries if e.name in used
+  ]
+
+
+def test_a_judge_asks_five_tools_at_most():
+  library = Library(tuple(Entry("tool", f"t{i}", f"count {i}") for i in range(7)))
+  judge = Scripted(lambda messages, key: "{}")
+  run(HarnessModels(judge).judge(library, Demonstration(0, {}, "a", "b", "A"), 0))
+  assert len(judge.asked) == 5 + 1
 
 
 def test_a_run_takes_a_library_by_flags(tmp_path):
@@ -169,6 +211,8 @@ def test_a_run_takes_a_library_by_flags(tmp_path):
   set_field(experiment, [*way, "library"], str(tmp_path / "harness" / "library.json"))
   set_field(experiment, [*way, "judge", "base_url"], "http://a:8000/v1")
   set_field(experiment, [*way, "judge", "model"], "one")
+  set_field(experiment, [*way, "router", "base_url"], "http://b:8000/v1")
+  set_field(experiment, [*way, "router", "model"], "two")
   graph = build_rewards(experiment.reward)
   assert graph.part_names == ("harness",) and graph.needs_groups
 

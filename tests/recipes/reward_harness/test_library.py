@@ -11,6 +11,7 @@ from agentjax.recipes.reward_harness.library import (
   Harness,
   HarnessConfig,
   HarnessState,
+  Judged,
   Library,
   Outcome,
   SubAgentVerdict,
@@ -49,10 +50,10 @@ class World:
   async def judge(self, library, d, key):
     names = {entry.name for entry in library.entries}
     if "harmful" in names:
-      return "tie"
+      return Judged("tie")
     if f"fact_{d.content['fact']}" in names:
-      return "A" if d.first == "good" else "B"
-    return "A" if key % 2 else "B"
+      return Judged("A" if d.first == "good" else "B")
+    return Judged("A" if key % 2 else "B")
 
   async def propose(self, analysis):
     self.analyses.append(analysis)
@@ -119,7 +120,7 @@ def test_a_small_loss_is_tolerated_and_the_best_is_kept_apart(loss, kept):
 
   async def judge(library, d, key):
     spoilt = library.entries and d.id in validation[:loss]
-    return "tie" if spoilt else d.label
+    return Judged("tie" if spoilt else d.label)
 
   harness._judge = judge
   state = run(harness.evolve())
