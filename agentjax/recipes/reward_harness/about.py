@@ -12,7 +12,8 @@ RECIPES = (
     ),
     commands=(
       (
-        "python -m agentjax.recipes.reward_harness.evolve --pairs=pairs.jsonl --output=runs/harness"
+        "python -m agentjax.recipes.reward_harness.evolve --pairs=pairs.jsonl \\\n"
+        "      --output=runs/harness --judge.path=FOLDER"
       ),
     ),
     tests=("tests/recipes/reward_harness",),

@@ -13,6 +13,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from absl import logging
+
+from agentjax.engine import ContextLengthError
 from agentjax.recipes.reward_harness.library import (
   Analysis,
   Demonstration,
@@ -135,13 +138,13 @@ class HarnessModels:
     text = json.dumps({"library": library, "wrong": shown}, indent=1, ensure_ascii=False)
     asked = _EDITS + (" Propose at least one tool." if analysis.wants_tool else "")
     mark = nonce(analysis.key, text)
-    reply = await ask(
+    reply = await _reply(
       self._analyser,
       (
         Message("system", "You improve a judge of answers. " + material_notice(mark)),
         Message("user", f"{delimit('verdicts', text, mark)}\n\n{asked}"),
       ),
-      key=analysis.key,
+      analysis.key,
     )
     return read_edits(reply)
 
@@ -149,7 +152,7 @@ class HarnessModels:
     """The tool with a text of the analyser; as it was if its reply has none."""
     text = json.dumps({"prompt": tool.text, "answers": list(broken[:MOST_SHOWN])})
     mark = nonce(key, text)
-    reply = await ask(
+    reply = await _reply(
       self._analyser,
       (
         Message("system", "You repair prompts. " + material_notice(mark)),
@@ -159,7 +162,7 @@ class HarnessModels:
           'with one JSON object that has a better prompt: {"text": "..."}',
         ),
       ),
-      key=key,
+      key,
     )
     found = (last_json_object(reply) or {}).get("text")
     usable = isinstance(found, str) and found.strip()
@@ -186,7 +189,16 @@ class HarnessModels:
       Message("system", f"{task}\n\n{material_notice(mark)}"),
       Message("user", f"{material}\n\n{asked}"),
     )
+    return await _reply(judge, messages, key)
+
+
+async def _reply(judge: Judge, messages: Sequence[Message], key: int) -> str:
+  """What a model says; nothing to a question that is too long for it."""
+  try:
     return await ask(judge, messages, key=key)
+  except ContextLengthError as error:
+    logging.warning("a model of the harness was asked too much: %s", error)
+    return ""
 
 
 def read_edits(reply: str) -> list[Edit]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
+from agentjax.adapters.judge_model import JudgeModelConfig, RunJudges
 from agentjax.config import check
+from agentjax.engine import EngineConfig
 from agentjax.recipes.reward_harness.evolution import read_library
 from agentjax.recipes.reward_harness.library import Demonstration, Library
 from agentjax.recipes.reward_harness.models import HarnessModels
@@ -29,14 +30,20 @@ class RewardHarnessConfig(GroupScorerConfig):
 
   Attributes:
     library: a ``library.json`` that ``agentjax.recipes.reward_harness.evolve`` has written.
-    judge: the endpoint of the judge.
-    router: that of the router; None uses the whole library.
-    seed: of its randomness, with the addresses of what it compares.
+    judge: a run, a checkpoint, a Hugging Face folder or an endpoint.
+    router: likewise; None uses the whole library.
+    engine: serves each model on disk. Its slots are the questions under way at one time.
+    seed: of their randomness, with the addresses of what it compares.
   """
 
   library: str = ""
-  judge: HttpJudgeConfig = dataclasses.field(default_factory=HttpJudgeConfig)
-  router: HttpJudgeConfig | None = None
+  judge: JudgeModelConfig = dataclasses.field(default_factory=JudgeModelConfig)
+  router: JudgeModelConfig | None = None
+  engine: EngineConfig = dataclasses.field(
+    default_factory=lambda: EngineConfig(
+      slots=16, max_length=10_240, extend_buckets=(128, 1024), extend_rows=(4, 1)
+    )
+  )
   seed: int = 0
 
   def validate(self, path: str = "reward_harness") -> None:
@@ -44,9 +51,12 @@ class RewardHarnessConfig(GroupScorerConfig):
     check(bool(self.library), f"{path}.library", self.library, "a file that 'evolve' has written")
 
   def build_group(self, sandboxes: Sandboxes) -> GroupScorer:
-    router = None if self.router is None else HttpJudge(self.router)
-    models = HarnessModels(HttpJudge(self.judge), router=router)
-    return LibraryCohort(models, read_library(self.library), seed=self.seed)
+    library, named = read_library(self.library), {"judge": self.judge}
+    if self.router is not None:
+      named["router"] = self.router
+    served = RunJudges(named, self.engine, self.seed, "config.reward.settings.reward_harness")
+    models = HarnessModels(served.judges["judge"], router=served.judges.get("router"))
+    return LibraryCohort(models, library, seed=self.seed, close=served.close)
 
 
 class LibraryCohort:
@@ -59,10 +69,19 @@ class LibraryCohort:
     models: the judge.
     library: its skills and tools.
     seed: see RewardHarnessConfig.
+    close: frees the models.
   """
 
-  def __init__(self, models: HarnessModels, library: Library, *, seed: int):
+  def __init__(
+    self,
+    models: HarnessModels,
+    library: Library,
+    *,
+    seed: int,
+    close: Callable[[], None] = lambda: None,
+  ):
     self._models, self._library, self._seed = models, library, seed
+    self.close = close
 
   async def __call__(self, members: Sequence[Trajectory], task: Task) -> list[Reward]:
     answers = [final_answer(one, task) for one in members]

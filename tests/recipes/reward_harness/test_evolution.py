@@ -1,12 +1,18 @@
 """A library that evolves over a file of preferences, and rewards by it."""
 
 import json
+import os
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
-from agentjax.adapters.chat_endpoint.judge import HttpJudgeConfig
+from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig
+from agentjax.adapters.judge_model import JudgeModelConfig
 from agentjax.config import ConfigError
 from agentjax.data.errors import DataError
+from agentjax.engine import ContextLengthError
 from agentjax.recipes.reward_harness import RewardHarnessConfig
 from agentjax.recipes.reward_harness.evolution import (
   evolve_library,
@@ -28,6 +34,7 @@ from agentjax.training import Experiment
 from agentjax.training.flags import set_field
 from tests.rewards.judging import Scripted, episode, run, task
 
+ROOT = pathlib.Path(__file__).parents[3]
 _SKILL = {"action": "add", "kind": "skill", "name": "polite", "text": "prefer thanks"}
 _TOOL = {"action": "add", "kind": "tool", "name": "counter", "text": "count the thanks"}
 
@@ -209,10 +216,9 @@ def test_a_run_takes_a_library_by_flags(tmp_path):
   set_field(experiment, ["reward", "parts"], "harness")
   set_field(experiment, way, "agentjax.recipes.reward_harness:RewardHarnessConfig")
   set_field(experiment, [*way, "library"], str(tmp_path / "harness" / "library.json"))
-  set_field(experiment, [*way, "judge", "base_url"], "http://a:8000/v1")
-  set_field(experiment, [*way, "judge", "model"], "one")
-  set_field(experiment, [*way, "router", "base_url"], "http://b:8000/v1")
-  set_field(experiment, [*way, "router", "model"], "two")
+  for name, model in (("judge", "one"), ("router", "two")):
+    set_field(experiment, [*way, name, "http", "base_url"], "http://a:8000/v1")
+    set_field(experiment, [*way, name, "http", "model"], model)
   graph = build_rewards(experiment.reward)
   assert graph.part_names == ("harness",) and graph.needs_groups
 
@@ -228,8 +234,42 @@ def test_without_a_judge_there_is_no_reward(monkeypatch):
   assert all(not r.valid for r in rewards)
 
 
+def test_a_question_too_long_for_a_model_is_a_tie_with_the_whole_library():
+  long = Scripted(lambda messages, key: ContextLengthError("9 tokens of 8"))
+  library = Library((Entry("skill", "polite", "prefer thanks"),))
+  judged = run(
+    HarnessModels(long, router=long).judge(library, Demonstration(0, {}, "a", "b", "A"), 0)
+  )
+  assert judged.choice == "tie" and judged.chain == "skill polite"
+
+
+def test_the_command_evolves_over_a_policy_of_ours(tmp_path):
+  from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
+  from tests.text.folders import write_model, write_vocabulary
+
+  folder = tmp_path / "folder"
+  write_vocabulary(folder)
+  write_model(folder, HuggingFaceTokenizer(folder), [])
+  pairs = _pairs(tmp_path / "pairs.jsonl", count=6)
+  done = subprocess.run(
+    [
+      sys.executable, "-m", "agentjax.recipes.reward_harness.evolve", f"--pairs={pairs}",
+      f"--config={ROOT / 'configs' / 'smoke.py'}", f"--output={tmp_path / 'made'}",
+      "--harness.iterations=1", *(f"--{name}.path={folder}" for name in ("judge", "router")),
+      *(f"--{name}.max_tokens=4" for name in ("judge", "router")),
+      "--config.engine.max_length=4096", "--config.rollout.max_total_tokens=64",
+    ],
+    env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+    capture_output=True, text=True, timeout=300, check=False,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert "0 entries after 1 iterations; validation accuracy 0.0%" in done.stdout
+  settings = json.loads((tmp_path / "made" / "settings.json").read_text())
+  assert settings["judge"] == settings["router"] and settings["judge"]["policy"]
+
+
 def test_a_library_that_is_not_one_is_refused(tmp_path):
-  judge = HttpJudgeConfig("http://a:8000/v1", "one")
+  judge = JudgeModelConfig(http=EndpointConfig("http://a:8000/v1", "one"))
   with pytest.raises(ConfigError, match="library=''"):
     RewardHarnessConfig(judge=judge).validate()
   with pytest.raises(DataError, match="is no library"):
