@@ -3,11 +3,23 @@
 (() => {
   const limit = 400;
   const top = (rect) => [rect.x + scrollX, rect.y + scrollY, rect.width, rect.height];
-  const seen = (element) => {
-    const style = getComputedStyle(element);
-    return style.visibility === 'visible' && Number(style.opacity) > 0.05 &&
-      style.display !== 'none';
+  // A page cannot hide from the hits below by not being hit (see ``painted``).
+  for (const still of document.querySelectorAll('[inert]')) still.inert = false;
+  const opacities = new Map();
+  const opacity = (element) => {  // with that of all ancestors
+    if (!element) return 1;
+    if (!opacities.has(element)) {
+      const style = getComputedStyle(element);
+      const filter = style.filter.match(/opacity\(([\d.]+)\)/);
+      const own = Number(style.opacity) * (filter ? Number(filter[1]) : 1);
+      opacities.set(element, own * opacity(element.parentElement));
+    }
+    return opacities.get(element);
   };
+  const boxed = (element) => getComputedStyle(element).display !== 'contents' ?
+    element.checkVisibility() : !element.parentElement || boxed(element.parentElement);
+  const seen = (element) => getComputedStyle(element).visibility === 'visible' &&
+    boxed(element) && opacity(element) > 0.05;
   // Any colour of CSS as [red, green, blue, alpha], read from a painted pixel.
   const canvas = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
   const pixels = new Map();
@@ -55,6 +67,54 @@
     return own.flatMap((p) => under.map((u) => over(p, u))).slice(0, 16);
   };
 
+  // Whether something opaque is painted by an element, so that nothing behind it can be seen.
+  const filled = (style) => {
+    const gradient = style.backgroundImage.includes('gradient') ? stops(style.backgroundImage) : [];
+    return pixel(style.backgroundColor)[3] > 0.95 || style.backgroundImage.includes('url(') ||
+      (gradient.length > 0 && gradient.every((colour) => pixel(colour)[3] > 0.95));
+  };
+  const opaque = (element, box) => {
+    const style = getComputedStyle(element);
+    if (opacity(element) < 0.95) return false;
+    if (style.visibility === 'visible') {
+      if (element.tagName === 'VIDEO' || element.naturalWidth > 0) return true;
+      if (!inText(style) && filled(style)) return true;
+    }
+    return ['::before', '::after'].some((part) => {  // one that could cover the whole box
+      const own = getComputedStyle(element, part);
+      return own.content !== 'none' && own.visibility === 'visible' && Number(own.opacity) > 0.95 &&
+        parseFloat(own.width) > box.width - 1 && parseFloat(own.height) > box.height - 1 &&
+        filled(own);
+    });
+  };
+  // How many points of an element, given by shares of a box, are neither outside of the page, nor
+  // cut off, nor behind something opaque.
+  const painted = (element, box, points) => points.filter(([x, y]) => {
+    const before = box();
+    scrollTo({left: 0, top: before.y + scrollY + before.height / 2 - innerHeight / 2,
+      behavior: 'instant'});
+    let at = box();
+    if (at.x + x * at.width >= innerWidth) {
+      scrollBy({left: at.x + at.width / 2 - innerWidth / 2, behavior: 'instant'});
+      at = box();
+    }
+    for (const hit of document.elementsFromPoint(at.x + x * at.width, at.y + y * at.height)) {
+      if (element.contains(hit)) return true;
+      if (opaque(hit, at)) return false;
+    }
+    return false;
+  }).length;
+  const scrolled = (element) => {  // within a part that a reader can scroll
+    for (let at = element.parentElement; at && at !== document.body; at = at.parentElement) {
+      const style = getComputedStyle(at);
+      if (['auto', 'scroll'].some((how) => [style.overflowX, style.overflowY].includes(how)) &&
+          at.clientWidth >= 48 && at.clientHeight >= 24) return true;
+    }
+    return false;
+  };
+  const thirds = [1 / 6, 1 / 2, 5 / 6];
+  const grid = thirds.flatMap((y) => thirds.map((x) => [x, y]));
+
   const sections = new Map();
   const section = (element) => {
     const part = element.closest('section,article,header,footer,nav,main,[data-section]');
@@ -68,7 +128,7 @@
     return sections.get(part);
   };
 
-  const texts = [], shown = [], colours = new Map();
+  const texts = [], shown = [], colours = new Map(), reads = new Map();
   const count = (colour, amount) => {
     if (!(amount > 0) || clear(colour)) return;
     const name = text(pixel(colour));
@@ -101,13 +161,14 @@
     const under = behind(element);
     const inks = inText(style) && stops(style.backgroundImage).length ?
       stops(style.backgroundImage).map(pixel) : [pixel(style.color)];
+    reads.set(element, {text: texts.length, range});
     texts.push({
       box: top(box), text: words.slice(0, 200), tag: element.tagName.toLowerCase(),
       size: parseFloat(style.fontSize), weight: parseFloat(style.fontWeight) || 400,
       family: style.fontFamily.split(',')[0].replace(/["']/g, '').trim(),
       colour: text(over(inks[0], (under || [[255, 255, 255, 1]])[0])),
       grounds: (under || []).map(text), clipped: clipped(element, box),
-      inline, section: section(element),
+      inline, hidden: false, section: section(element),
     });
     for (const ink of inks) count(text(ink), 12 * words.length / inks.length);
   };
@@ -119,11 +180,21 @@
   const show = (element, source, natural, loaded, background) => {
     if (shown.length >= limit || !source) return;
     shown.push({
-      source: here(source), box: top(element.getBoundingClientRect()), natural, loaded,
+      element, source: here(source), box: top(element.getBoundingClientRect()), natural, loaded,
       fit: getComputedStyle(element).objectFit, background, section: section(element),
     });
   };
 
+  // Hits tell what is painted where, of everything.
+  const hits = new CSSStyleSheet();
+  const any = ':not(#a#a#a#a)';  // which outweighs most rules of a page
+  hits.replaceSync(`${any},${any}::before,${any}::after{pointer-events:auto!important}`);
+  document.adoptedStyleSheets = [...document.adoptedStyleSheets, hits];
+  for (const element of document.body ? document.body.querySelectorAll('*') : []) {
+    if (element.style && getComputedStyle(element).pointerEvents === 'none') {
+      element.style.setProperty('pointer-events', 'auto', 'important');
+    }
+  }
   for (const element of document.body ? document.body.querySelectorAll('*') : []) {
     const style = getComputedStyle(element), rect = element.getBoundingClientRect();
     if (['SCRIPT', 'STYLE', 'TEMPLATE', 'NOSCRIPT'].includes(element.tagName)) continue;
@@ -157,9 +228,24 @@
   }
   const root = document.documentElement;
   count(getComputedStyle(document.body || root).backgroundColor, innerWidth * root.scrollHeight);
+  const place = [scrollX, scrollY];
+  for (const [element, {text: number, range}] of reads) {
+    if (!(element instanceof HTMLElement)) continue;
+    const lines = () => [...range.getClientRects()].filter((b) => b.width > 1 && b.height > 1);
+    const found = lines().slice(0, 3).some((_, i) => painted(
+      element, () => lines()[i] || element.getBoundingClientRect(), [[1 / 2, 1 / 2], [1 / 8, 1 / 2]]
+    ));
+    if (!found && !scrolled(element)) texts[number].hidden = texts[number].clipped = true;
+  }
+  const visible = shown.filter(({element, box}) => box[2] > 0 && box[3] > 0 && (
+    painted(element, () => element.getBoundingClientRect(), grid) > 1 || scrolled(element)));
+  scrollTo({left: place[0], top: place[1], behavior: 'instant'});
+  document.adoptedStyleSheets = document.adoptedStyleSheets.filter((sheet) => sheet !== hits);
+
   return {
     viewport: [innerWidth, innerHeight], content: [root.scrollWidth, root.scrollHeight],
-    texts, shown, colours: [...colours].slice(0, 200), waiting: [...document.querySelectorAll(
-      'img,video')].some((m) => m.tagName === 'IMG' ? !m.complete : m.readyState < 2 && !m.error),
+    texts, shown: visible.map(({element, ...one}) => one), colours: [...colours].slice(0, 200),
+    waiting: [...document.querySelectorAll('img,video')].some((m) =>
+      m.tagName === 'IMG' ? !m.complete : m.readyState < 2 && !m.error),
   };
 })()

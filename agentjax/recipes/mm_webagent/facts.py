@@ -58,6 +58,7 @@ class Text:
     clipped: whether a part of it cannot be seen.
     inline: whether it is a part of a line, such as a word in another colour.
     section: heading, id or label of the part of the page it stands in, in lower case.
+    hidden: whether none of it can be seen: it is cut off, outside of the page or behind something.
   """
 
   box: Box
@@ -71,6 +72,7 @@ class Text:
   clipped: bool = False
   inline: bool = False
   section: str = ""
+  hidden: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +125,7 @@ class PageFacts:
     viewport: width and height.
     content: width and height of all that it holds.
     texts: with text of their own, in the order of the document.
-    shown: images, clips and frames.
+    shown: images, clips and frames that can be seen.
     colours: of grounds, borders and letters, each with the area or length that it has.
     refused: addresses that it asked for and did not get.
   """
@@ -134,6 +136,11 @@ class PageFacts:
   shown: tuple[Shown, ...] = ()
   colours: Mapping[Rgb, float] = dataclasses.field(default_factory=dict)
   refused: tuple[str, ...] = ()
+
+  @property
+  def blank(self) -> bool:
+    """Whether nothing can be seen."""
+    return not self.shown and all(text.hidden for text in self.texts)
 
 
 def read_facts(
@@ -170,6 +177,7 @@ def read_facts(
         one["clipped"],
         one["inline"],
         one["section"],
+        one["hidden"],
       )
       for one in values["texts"]
     ),

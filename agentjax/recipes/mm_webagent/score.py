@@ -107,7 +107,7 @@ def score_page(
     options: of charts, by path.
     media: of images and clips, by path.
   """
-  if not facts.texts and not facts.shown:
+  if facts.blank:
     issue = Issue("layout", "blank", "the page is blank", penalty=2.0)
     return Scores(dict.fromkeys(("layout", "style", "aesthetics"), 0.0), {}, (issue,))
   issues = list(_layout_issues(brief, plan, facts)) + list(_style_issues(brief, facts))
@@ -175,7 +175,7 @@ def _layout_issues(brief: Brief, plan: Plan, facts: PageFacts) -> Iterator[Issue
 
 
 def _text_issues(brief: Brief, facts: PageFacts) -> Iterator[Issue]:
-  page = _plain(" ".join(text.text for text in facts.texts))
+  page = _plain(" ".join(text.text for text in facts.texts if not text.hidden))
   gone = [text for text in brief.texts if _plain(text) not in page]
   if not gone:
     return

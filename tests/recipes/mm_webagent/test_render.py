@@ -97,6 +97,68 @@ def test_a_wrong_chart_and_a_broken_picture_are_seen_in_the_browser():
   assert blank.items["assets/sold.html"] == 0
 
 
+def _scores(pages, **config):
+  """Scores of pages of one draft, by name."""
+
+  async def shown():
+    draft = await make_draft(BRIEF, _STILL, built_in(), ExecuteConfig(), 0)
+    found = {}
+    async with Renderer(RenderConfig(browser=BrowserConfig(**config))) as renderer:
+      for name, page in pages.items():
+        one = draft.with_page(page)
+        facts = await renderer.measure(one)
+        found[name] = score_page(BRIEF, _STILL, facts, one.options, one.media)
+    return found
+
+  return asyncio.run(shown())
+
+
+def _styled(css):
+  return build_page(_STILL).replace("</style>", f"{css}</style>")
+
+
+_COVER = "content:'';inset:0;background:#fff;z-index:9;pointer-events:none!important"
+_HIDDEN = {
+  "no box": "figure{display:none}",
+  "faded": "figure{opacity:0}",
+  "filtered": "figure{filter:opacity(0)}",
+  "cut off": "figure{width:0;height:0;overflow:hidden}",
+  "clipped": "figure{clip-path:inset(100%)}",
+  "outside": "figure{position:absolute;left:-9999px}",
+  "covered": "figure{position:relative}figure::after{position:absolute;" + _COVER + "}",
+}
+
+
+@needs_chromium
+def test_what_cannot_be_seen_is_not_shown():
+  veil = "figure{position:relative}figure::after{content:'';position:absolute;inset:0;"
+  honest = {
+    "veiled": _styled(veil + "background:rgba(0,0,0,.3)}"),
+    "not clickable": _styled("*{pointer-events:none!important}"),
+  }
+  found = _scores(honest | {name: _styled(css) for name, css in _HIDDEN.items()})
+  for name in honest:
+    assert set(found.pop(name).items.values()) == {1.0}, name
+  for name, scores in found.items():
+    assert set(scores.items.values()) == {0.0}, (name, scores.items)
+    assert sum(issue.code == "missing" for issue in scores.issues) == 2, name
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+  "css, code",
+  [
+    ("h2{position:absolute;left:-9999px}", "texts"),
+    ("h2{clip-path:inset(100%)}", "texts"),
+    ("main{opacity:0}", "texts"),
+    ("body::before{position:fixed;" + _COVER + "}", "blank"),
+  ],
+)
+def test_texts_that_cannot_be_seen_are_missing(css, code):
+  scores = _scores({"page": _styled(css)})["page"]
+  assert code in {issue.code for issue in scores.issues}, scores.issues
+
+
 def _hostile(port, secret):
   """A page that tries every way out that we know."""
   home = f"http://127.0.0.1:{port}"

@@ -11,7 +11,7 @@ from agentjax.recipes.mm_webagent.charts import (
   read_number,
   read_table,
 )
-from agentjax.recipes.mm_webagent.facts import Box, ChartFacts, contrast
+from agentjax.recipes.mm_webagent.facts import Box, ChartFacts, PageFacts, contrast
 from agentjax.recipes.mm_webagent.score import MediaFacts
 from tests.recipes.mm_webagent.pages import (
   BRIEF,
@@ -67,6 +67,14 @@ def test_a_damaged_page_scores_less_in_the_aspect_that_is_damaged(facts, aspect,
   assert code in {issue.code for issue in found.issues if issue.aspect == aspect}
   assert found.aspects[aspect] <= at_most + 1e-9
   assert found.overall < score().overall
+
+
+def test_a_text_that_is_hidden_is_missing():
+  assert score().aspects["layout"] == 1
+  hidden = score(with_text(1, hidden=True))
+  assert [i.code for i in hidden.issues if i.aspect == "layout"] == ["texts"]
+  blank = PageFacts((1280, 800), (1280, 800), (dataclasses.replace(GOOD.texts[0], hidden=True),))
+  assert score(blank).overall == 0
 
 
 def test_a_blank_page_scores_nothing():
