@@ -242,9 +242,25 @@
   scrollTo({left: place[0], top: place[1], behavior: 'instant'});
   document.adoptedStyleSheets = document.adoptedStyleSheets.filter((sheet) => sheet !== hits);
 
+  // The words that can be seen, as they follow each other.
+  const words = [];
+  const read = (node) => {
+    if (node.nodeType === 3) {
+      const found = reads.get(node.parentElement);
+      if (found && !texts[found.text].hidden) words.push(node.data);
+    } else if (node.nodeType === 1) {
+      const joined = ['inline', 'contents'].includes(getComputedStyle(node).display) &&
+        node.tagName !== 'BR';
+      if (!joined) words.push(' ');
+      for (const child of node.childNodes) read(child);
+      if (!joined) words.push(' ');
+    }
+  };
+  if (document.body) read(document.body);
   return {
     viewport: [innerWidth, innerHeight], content: [root.scrollWidth, root.scrollHeight],
     texts, shown: visible.map(({element, ...one}) => one), colours: [...colours].slice(0, 200),
+    words: words.join('').replace(/\s+/g, ' ').slice(0, 400000),
     waiting: [...document.querySelectorAll('img,video')].some((m) =>
       m.tagName === 'IMG' ? !m.complete : m.readyState < 2 && !m.error),
   };

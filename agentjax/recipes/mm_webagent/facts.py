@@ -128,6 +128,7 @@ class PageFacts:
     shown: images, clips and frames that can be seen.
     colours: of grounds, borders and letters, each with the area or length that it has.
     refused: addresses that it asked for and did not get.
+    words: of all texts that can be seen, as they follow each other; "" where only ``texts`` tell.
   """
 
   viewport: tuple[float, float]
@@ -136,6 +137,7 @@ class PageFacts:
   shown: tuple[Shown, ...] = ()
   colours: Mapping[Rgb, float] = dataclasses.field(default_factory=dict)
   refused: tuple[str, ...] = ()
+  words: str = ""
 
   @property
   def blank(self) -> bool:
@@ -196,6 +198,7 @@ def read_facts(
     ),
     colours=colours,
     refused=tuple(refused),
+    words=values["words"],
   )
 
 

@@ -175,7 +175,8 @@ def _layout_issues(brief: Brief, plan: Plan, facts: PageFacts) -> Iterator[Issue
 
 
 def _text_issues(brief: Brief, facts: PageFacts) -> Iterator[Issue]:
-  page = _plain(" ".join(text.text for text in facts.texts if not text.hidden))
+  seen = " ".join(text.text for text in facts.texts if not text.hidden)
+  page = _plain(facts.words or seen)
   gone = [text for text in brief.texts if _plain(text) not in page]
   if not gone:
     return

@@ -159,6 +159,22 @@ def test_texts_that_cannot_be_seen_are_missing(css, code):
   assert code in {issue.code for issue in scores.issues}, scores.issues
 
 
+@needs_chromium
+def test_a_text_is_read_in_its_order_and_to_its_end():
+  page = build_page(_STILL)
+  heading = "<h2>Sales this year</h2>"
+  assert heading in page
+  pages = {
+    "coloured": page.replace(heading, "<h2><span>Sales</span> this year</h2>"),
+    "late": page.replace(heading, f"<h2>Numbers</h2><p>{60 * 'Words. '}Sales this year</p>"),
+    "apart": page.replace(heading, "<h2>Sales<br>this year</h2>"),
+    "other": page.replace(heading, "<h2>Numbers</h2>"),
+  }
+  codes = {name: {i.code for i in s.issues} for name, s in _scores(pages).items()}
+  assert "texts" in codes.pop("other")
+  assert not any("texts" in found for found in codes.values()), codes
+
+
 def _hostile(port, secret):
   """A page that tries every way out that we know."""
   home = f"http://127.0.0.1:{port}"

@@ -77,6 +77,11 @@ def test_a_text_that_is_hidden_is_missing():
   assert score(blank).overall == 0
 
 
+def test_the_words_of_a_page_count_before_its_parts():
+  facts = dataclasses.replace(with_text(1, text="aboard"), words=" ".join(BRIEF.texts))
+  assert "texts" not in {issue.code for issue in score(facts).issues}
+
+
 def test_a_blank_page_scores_nothing():
   assert score(dataclasses.replace(GOOD, texts=(), shown=())).overall == 0
 
