@@ -3,7 +3,9 @@
 (() => {
   const limit = 400;
   const top = (rect) => [rect.x + scrollX, rect.y + scrollY, rect.width, rect.height];
-  // A page cannot hide from the hits below by not being hit (see ``painted``).
+  // What a page leaves for later is wanted now; a page cannot hide from the hits below by not being
+  // hit (see ``painted``).
+  for (const late of document.querySelectorAll('[loading=lazy]')) late.loading = 'eager';
   for (const still of document.querySelectorAll('[inert]')) still.inert = false;
   const opacities = new Map();
   const opacity = (element) => {  // with that of all ancestors
@@ -174,6 +176,7 @@
   };
 
   const here = (address) => {
+    if (!URL.canParse(address, document.baseURI)) return String(address).slice(0, 200);
     const url = new URL(address, document.baseURI);
     return url.origin === location.origin ? url.pathname.slice(1) : url.href.slice(0, 200);
   };
@@ -257,11 +260,14 @@
     }
   };
   if (document.body) read(document.body);
+  const empty = (frame) => here(frame.src).startsWith('assets/') && frame.contentDocument &&
+    (frame.contentDocument.URL === 'about:blank' || frame.contentDocument.readyState !== 'complete');
   return {
     viewport: [innerWidth, innerHeight], content: [root.scrollWidth, root.scrollHeight],
     texts, shown: visible.map(({element, ...one}) => one), colours: [...colours].slice(0, 200),
     words: words.join('').replace(/\s+/g, ' ').slice(0, 400000),
     waiting: [...document.querySelectorAll('img,video')].some((m) =>
-      m.tagName === 'IMG' ? !m.complete : m.readyState < 2 && !m.error),
+      m.tagName === 'IMG' ? !m.complete : m.readyState < 2 && !m.error) ||
+      [...document.querySelectorAll('iframe[src]')].some(empty),
   };
 })()

@@ -98,6 +98,9 @@ def page_facts(rendered: Rendered) -> PageFacts:
     )
     for path, values in rendered.frames.items()
   }
+  for one in rendered.values["shown"]:  # a frame may name a file and show something else
+    if one["source"].startswith("assets/") and one["source"].endswith(".html"):
+      charts.setdefault(one["source"], ChartFacts(error="the frame does not show the file"))
   return read_facts(rendered.values, charts, rendered.refused)
 
 

@@ -175,6 +175,27 @@ def test_a_text_is_read_in_its_order_and_to_its_end():
   assert not any("texts" in found for found in codes.values()), codes
 
 
+@needs_chromium
+def test_what_loads_late_is_waited_for():
+  page = build_page(_STILL).replace("<main>", "<main><div style='height:5000px'></div>")
+  for tag in ("img", "iframe"):
+    page = page.replace(f"<{tag} ", f"<{tag} loading=lazy ")
+  scores = _scores({"page": page})["page"]
+  assert set(scores.items.values()) == {1.0}, scores.issues
+
+
+@needs_chromium
+def test_a_frame_that_shows_something_else_shows_no_chart():
+  page = build_page(_STILL).replace("<iframe ", "<iframe srcdoc='<p>Sold</p>' ")
+  assert _scores({"page": page})["page"].items["assets/sold.html"] == 0
+
+
+@needs_chromium
+def test_an_address_that_is_none_is_an_unplanned_picture():
+  page = build_page(_STILL).replace("<main>", "<main><img src='http://['>")
+  assert "extra" in {issue.code for issue in _scores({"page": page})["page"].issues}
+
+
 def _hostile(port, secret):
   """A page that tries every way out that we know."""
   home = f"http://127.0.0.1:{port}"
