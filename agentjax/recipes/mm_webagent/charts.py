@@ -191,8 +191,8 @@ def chart_issues(asset: Asset, option: Mapping[str, Any]) -> list[Issue]:
   """Where an option differs from the table of its asset.
 
   Compared are the type, categories, series and every value; a chart with a table that cannot be
-  read, or of a type whose data has another form, is only asked for data at all. A wrong value is an
-  issue each, up to five.
+  read, or of a type whose data has another form, is only asked for data at all. Series of such a
+  type beside others are data that the table has not. A wrong value is an issue each, up to five.
   """
   shown = list(_series(option))
   if not any(one.numbers for one in shown):
@@ -211,9 +211,12 @@ def chart_issues(asset: Asset, option: Mapping[str, Any]) -> list[Issue]:
   if len(shown) > 1 and "legend" not in option:
     add("chart_legend", f"it has {len(shown)} series and no legend")
   table = read_table(asset.source_data)
-  if table is not None and kinds <= set(_CHECKED):
-    for code, detail in _data_faults(table, shown):
+  compared = [one for one in shown if one.kind in _CHECKED]
+  if table is not None and compared and (wanted in _CHECKED or len(compared) == len(shown)):
+    for code, detail in _data_faults(table, compared):
       add(code, detail)
+    if beside := sorted({one.kind for one in shown if one.kind not in _CHECKED and one.numbers}):
+      add("chart_extra", f"it shows data as {', '.join(beside)} beside that of the table")
   return issues
 
 

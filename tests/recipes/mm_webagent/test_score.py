@@ -126,6 +126,8 @@ def _series(values, kind="bar"):
     (_option(series=_series([10, 20])), "chart_missing"),
     (_option(series=_series([10, 20, 15], "line")), "chart_type"),
     (_option(series=[*_series([10, 20, 15]), *_series([1, 2, 3])]), "chart_extra"),
+    (_option(series=[*_series([10, 21, 15]), {"type": "radar"}], legend={}), "chart_value"),
+    (_option(series=[*_series([10, 20, 15]), *_series([9], "radar")], legend={}), "chart_extra"),
     (_option(title={}), "chart_title"),
     (_option(series=[]), "chart_blank"),
     (_option(xAxis={"type": "category", "data": ["Jan", "Feb", "April"]}), "chart_missing"),
