@@ -482,6 +482,7 @@ WRONG_KEYS = tuple(
     (LONG, "sudo " + LONG, True),
     (LONG, LONG.replace("\n", " &\n"), True),
     (LONG, LONG.replace("tests/", "'tests/*'"), True),
+    (LONG, LONG.rstrip("\n"), True),  # typed, and never run
     (LONG, LONG * 2, False),
     (LONG, "", False),
     ("cd src\nls -la\n", "ls -la\ncd src\n", False),

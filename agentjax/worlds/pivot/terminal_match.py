@@ -3,9 +3,10 @@
 After NeMo-Gym's ``terminus_judge`` server, without its language-model judge. The action is the text
 of the turn. It must be a JSON object that fits the schema of the harness that the expected action
 fits (Terminus 1 or 2) and have the same flag for being done. Its keystrokes, one after the other,
-are the same commands as the expected ones ("strict"), or have a similarity of at least a threshold
-with them ("released", which pays ``cd source`` for ``cd src`` in a long step). (The verdicts
-recorded with the server join keystrokes like that; its later code puts blanks between them.)
+are the same commands as the expected ones, with or without the line feed that sends the last one
+("strict"), or have a similarity of at least a threshold with them ("released", which pays ``cd
+source`` for ``cd src`` in a long step). (The verdicts recorded with the server join keystrokes like
+that; its later code puts blanks between them.)
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class TerminalMatcher:
     if _done(wanted) != _done(given):
       return Match(0.0, f"done is {_done(given)}, expected {_done(wanted)}")
     if self._config.rules == "strict":
-      same = same_command(*map(keystrokes, (wanted, given)))
+      keys = [keystrokes(batch) for batch in (wanted, given)]
+      same = same_command(*keys) and _enters(keys[0]) == _enters(keys[1])
       return Match(float(same), "" if same else "other commands")
     alike = keystroke_similarity(wanted, given, least=self._config.threshold)
     return Match(float(alike >= self._config.threshold), f"similarity {alike:.3f}")
@@ -130,6 +132,11 @@ def harness_of(text: str) -> str | None:
 def keystrokes(batch: Mapping[str, Any]) -> str:
   """The keystrokes of a batch of commands, one after the other."""
   return "".join(command["keystrokes"] for command in batch["commands"])
+
+
+def _enters(keys: str) -> bool:
+  """Whether the last command is sent; without a line feed a terminal only shows it."""
+  return "\n" in keys[len(keys.rstrip()) :]
 
 
 def keystroke_similarity(
