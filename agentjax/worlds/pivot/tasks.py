@@ -113,9 +113,7 @@ def pivot_tasks(
 
 def write_pivots(path: str | os.PathLike[str], rows: Iterable[PivotRow]) -> None:
   """One JSON row a line, beside the file first and then renamed."""
-  write_atomically(
-    path, "".join(json.dumps(_to_json(row), ensure_ascii=False) + "\n" for row in rows)
-  )
+  write_atomically(path, b"".join(_line(row) for row in rows))
 
 
 def read_pivots(path: str | os.PathLike[str]) -> list[PivotRow]:
@@ -145,6 +143,14 @@ def action_text(message: Message) -> str:
     f"{c.name}({json.dumps(dict(c.arguments), ensure_ascii=False)})" for c in message.tool_calls
   )
   return "\n".join(part for part in (message.content, *calls) if part)
+
+
+def _line(row: PivotRow) -> bytes:
+  values = _to_json(row)
+  try:
+    return json.dumps(values, ensure_ascii=False).encode() + b"\n"
+  except UnicodeEncodeError:  # half of a pair, where a recording was cut
+    return json.dumps(values).encode() + b"\n"
 
 
 def _to_json(row: PivotRow) -> dict[str, Any]:

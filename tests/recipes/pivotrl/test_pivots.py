@@ -99,6 +99,8 @@ def test_neither_the_expected_turn_nor_its_reasoning_is_ever_in_a_prompt():
 def test_rows_survive_their_file(tmp_path):
   rows = rows_of_talk()
   rows[1] = dataclasses.replace(rows[1], profile=Profile(0.25, 0.1875, 8, 3))
+  cut = Message("user", "Wo ist die Tür? \ud83d")  # half of a pair: a recording that was cut
+  rows[2] = dataclasses.replace(rows[2], history=(cut, *rows[2].history))
   path = tmp_path / "deep" / "rows.jsonl"
   write_pivots(path, rows)
   assert read_pivots(path) == rows
