@@ -26,7 +26,13 @@ _FIELD = re.compile(r"^(name|description):(.*(?:\n(?:[ \t].*)?$)*)", re.M)
 _BLOCK = re.compile(r"[>|][1-9]?[+-]?[1-9]?(\s+#.*)?")
 _QUOTED = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*')(\s+#.*)?""")
 _OTHER_FORMS = "\"'|>[{&*!"  # first signs of YAML's values that are no plain text
-_MARKUP = re.compile(r"<\|[^|>]{0,40}\|>|</?\s*(available_skills|skill|system|tool_call)\b", re.I)
+_MARKUP = re.compile(
+  r"<\|[^|>]{0,40}\|>|</?\s*(available_skills|skill|system|tool_calls?|tool_response"
+  r"|(start|end)_of_turn)\b|\[/?INST\]|<</?SYS>>",
+  re.I,
+)
+_NO_INK = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters and marks without any
+_NO_SIGN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")  # categories
 _URL = re.compile(
   r"\b(?:[a-z][a-z0-9+.-]*://|www\.|mailto:|data:[a-z]+/)|\b\d{1,3}(\.\d{1,3}){3}\b", re.I
 )
@@ -167,11 +173,21 @@ def _refusals(skill: Skill) -> Iterator[str]:
     )
 
 
+def _is_hidden(before: str, c: str) -> bool:
+  """Whether a character behind another one cannot be seen; a sign may choose its own form."""
+  if c in "\ufe0e\ufe0f":
+    return before.isalpha() or before.isspace() or _is_hidden(" ", before)
+  return (c not in "\n\t" and unicodedata.category(c) in _NO_SIGN) or (
+    c in _NO_INK
+    or "\ufe00" <= c <= "\ufe0d"
+    or "\u180b" <= c <= "\u180f"
+    or "\U000e0000" <= c <= "\U000e0fff"
+  )
+
+
 def unwanted(text: str) -> Iterator[str]:
   """What a text holds that no skill may hold."""
-  hidden = {
-    c for c in text if c not in "\n\t" and unicodedata.category(c) in ("Cc", "Cf", "Co", "Cs")
-  }
+  hidden = {c for before, c in zip(f" {text}", text, strict=False) if _is_hidden(before, c)}
   if hidden:
     yield f"characters that cannot be seen ({', '.join(sorted(map(ascii, hidden)))})"
   # Compatibility forms, such as full-width letters, must not hide the rest from the patterns.
