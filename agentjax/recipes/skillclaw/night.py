@@ -10,7 +10,7 @@
 * *Summarise, judge.* A text of each of them, a causal summary, and a grade where the world gave
   none.
 * *Execute.* The writer proposes one edit a group, or none. A proposal whose name is taken is merged
-  with the skill of that name.
+  with the skill of that name, as it is when its turn comes.
 * *Verify.* The proposal is screened (``skill.refusals``), then graded by four criteria, each of
   which must reach ``verify_least``.
 * *Replay.* Held-out tasks of our own are played with the present library and with the proposal, by
@@ -402,11 +402,22 @@ class Night:
     entries = self._library.entries()
     if digest(with_skill(entries, skill)) == digest(entries):
       return {"verdict": "skipped", "reasons": ["it changes nothing"]}
+    present = next((entry.skill for entry in entries if entry.name == skill.name), None)
+    if present not in (None, skills.get(skill.name)):  # an edit before this one wrote it
+      both = await self._models.merged(
+        present, skill, question_key(self._key, "merge", row["group"])
+      )
+      if both is None:
+        reasons = [f"{skill.name!r} was changed in this night, and was not merged"]
+        return {"verdict": "refused", "reasons": reasons}
+      if reasons := refusals(both):
+        return {"verdict": "refused", "reasons": reasons}
+      skill = both
     found: Row = {"edit": edit.action, "cause": edit.cause, "failure": edit.failure}
     if self._config.verify:
       evidence = self._evidence(row["sessions"])
       key = question_key(self._key, "verify", row["group"])
-      grades = await self._models.checked(skills.get(skill.name), skill, evidence, key)
+      grades = await self._models.checked(present, skill, evidence, key)
       found["grades"] = grades
       low = [n for n, g in (grades or {}).items() if g < self._config.verify_least - _EPSILON]
       if grades is None or low:

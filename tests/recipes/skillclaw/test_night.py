@@ -10,7 +10,7 @@ from agentjax.data import synthesis_folder
 from agentjax.recipes.skillclaw import library as library_module
 from agentjax.recipes.skillclaw import night as night_module
 from agentjax.recipes.skillclaw.library import Library
-from agentjax.recipes.skillclaw.models import CRITERIA
+from agentjax.recipes.skillclaw.models import CRITERIA, VERIFY
 from agentjax.recipes.skillclaw.night import SkillClawConfig
 from agentjax.rewards.judges import JudgeUnavailableError
 from tests.recipes.skillclaw.nights import (
@@ -146,6 +146,26 @@ def test_a_new_skill_whose_name_is_taken_is_merged(tmp_path):
   judge = answers(edit=create(body="Do it best."), merge={})
   report, _ = night(tmp_path, [session("x")], judge, Replays(), "b")
   assert report.reasons == {"__no_skill__": "'good' is taken, and was not merged"}
+
+
+@pytest.mark.parametrize("merge", [{"description": "Both.", "body": "Do it well, and best."}, {}])
+def test_two_edits_of_one_name_in_a_night_are_merged(tmp_path, merge):
+  publish(tmp_path, skill("Do it so.", "other"))
+
+  def edit(asked):
+    return create(body="Do it best." if "reads other" in asked else "Do it well.")
+
+  judge = answers(edit=edit, merge=merge)
+  sessions = [session("reads none"), session("reads other", read=("other",))]
+  report, shelf = night(tmp_path, sessions, judge, Replays(("well", "best", "best")))
+  found = {entry.name: entry.skill.body for entry in shelf.entries()}
+  if merge:
+    assert report.published == ("good", "good") and found["good"] == merge["body"]
+    checks = [m[1].content for m, _ in judge.asked if m[0].content.startswith(VERIFY)]
+    assert ["Do it well." in text for text in checks] == [True, True]  # proposed, then present
+  else:
+    assert report.published == ("good",) and found["good"] == "Do it well."
+    assert report.reasons == {"other": "'good' was changed in this night, and was not merged"}
 
 
 def test_without_publishing_proposals_are_left_to_people(tmp_path):
