@@ -28,7 +28,7 @@ from agentjax.rewards.scorer_config import ScorerConfig
 from agentjax.sandbox.config import Sandboxes
 from agentjax.trajectory.record import Message, Reward, Task, Trajectory
 
-_VOTE = re.compile(r"score\s*[:=]\s*([+-]?\s*[01])\b", re.I)
+_VOTE = re.compile(r"score[*_`\s]*[:=][*_`\s]*([+\u2212-]?\s*[01])(?![.,]?\w)", re.I)
 _ASKED = (
   "Does the answer do what was asked for? Say why, and end with a line 'Score: 1' if it does, "
   "'Score: -1' if it does not, or 'Score: 0' if it cannot be told."
@@ -95,7 +95,7 @@ class PrmScorer:
 def read_vote(reply: str) -> int | None:
   """The last vote of a reply; None without one."""
   found = _VOTE.findall(reply)
-  return int(found[-1].replace(" ", "")) if found else None
+  return int("".join(found[-1].split()).replace("\u2212", "-")) if found else None
 
 
 def majority(votes: list[int]) -> int:

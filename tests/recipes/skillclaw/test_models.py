@@ -139,6 +139,9 @@ def test_three_votes_make_a_reward():
   assert _voted("", "", "")[0].reason == "no vote could be read"
   assert _voted(answer=None)[0].value == 0.0
   assert (read_vote("Score: + 1"), read_vote("score 1"), majority([1, -1])) == (1, None, 0)
+  written = {"**Score:** 1": 1, "**Score: -1**": -1, "Score: \u22121.": -1, "`Score`: `0`": 0}
+  assert {text: read_vote(text) for text in written} == written
+  assert [read_vote(f"Score: {other}") for other in ("1.5", "0.5", "10", "0,5")] == 4 * [None]
 
 
 def test_a_vote_that_cannot_be_asked_for_is_no_reward(monkeypatch):
