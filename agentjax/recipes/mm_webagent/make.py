@@ -10,7 +10,8 @@ charts with ``--model.base_url=http://host:8000/v1 --model.model=NAME``; ``--ima
 ``--studio.render.echarts=echarts.min.js`` draws charts by ECharts.
 
 Needs a Chromium (Debian: apt-get install chromium) and, for clips, the extra [pages]. The same
-command goes on where it was stopped. ``--output`` then holds ``gallery.html`` to look at and a
+command goes on where it was stopped, and tries requests again of which no page could be made; they
+are told, and are in no mean. ``--output`` then holds ``gallery.html`` to look at and a
 folder for each page. MM-WebAgent, 2604.15309.
 """
 
@@ -20,25 +21,32 @@ import asyncio
 import contextlib
 import pathlib
 import re
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from absl import flags
 from rich.console import Console
 
-from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig, endpoint_identity
+from agentjax.adapters.chat_endpoint.endpoint import (
+  EndpointConfig,
+  JudgeRefusedError,
+  endpoint_identity,
+)
 from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
 from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl
 from agentjax.data.synthesis_folder import claim
+from agentjax.faults import describe
 from agentjax.recipes.mm_webagent.brief import Brief, read_brief
+from agentjax.recipes.mm_webagent.browser import BrowserError
 from agentjax.recipes.mm_webagent.execute import Makers, built_in
 from agentjax.recipes.mm_webagent.gallery import GALLERY, means, write_gallery
 from agentjax.recipes.mm_webagent.judge import judged
 from agentjax.recipes.mm_webagent.models import HttpImages, ModelChart, ModelPage, ask_plan
-from agentjax.recipes.mm_webagent.plan import Plan
+from agentjax.recipes.mm_webagent.plan import Plan, PlanError
 from agentjax.recipes.mm_webagent.planner import plan_request
 from agentjax.recipes.mm_webagent.render import Renderer
 from agentjax.recipes.mm_webagent.score import Scores
@@ -89,13 +97,17 @@ def run(argv: list[str]) -> None:
     "key": _KEY.value,
   }
   folder = claim(_OUTPUT.value, made_with, (GALLERY,))
-  results = asyncio.run(_make_all(config, requests, folder))
+  results, failed = asyncio.run(_make_pages(config, requests, folder))
   path = write_gallery(folder, results)
   console = Console()
   for which in ("first", "best"):
     shown = ", ".join(f"{name} {value:.3f}" for name, value in means(results, which).items())
     print_line(console, f"{which}: {shown}")
   print_line(console, f"{len(results)} pages: {path}")
+  for name, reason in failed.items():
+    print_line(console, f"no page of {name}: {reason}")
+  if failed:
+    sys.exit(1)
 
 
 def _requests() -> dict[str, Brief]:
@@ -116,21 +128,38 @@ def _requests() -> dict[str, Brief]:
   return found
 
 
-async def _make_all(
+async def _make_pages(
   config: StudioConfig, requests: dict[str, Brief], folder: pathlib.Path
-) -> list[dict[str, Any]]:
-  results = []
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
   async with _open_studio(config) as studio:
-    for number, (name, brief) in enumerate(requests.items()):
-      result = read_result(folder / name)
-      if result is None:
-        made = await studio.make(brief, question_key(_KEY.value, name))
-        await asyncio.to_thread(write_result, made, folder / name, name, studio.renderer)
-        result = made.to_json(name)
-      results.append(result)
-      first, best = (result[which]["overall"] for which in ("first", "best"))
-      print(f"{number + 1}/{len(requests)} {name}: {first:.3f} -> {best:.3f}", flush=True)
-  return results
+    return await make_all(studio, requests, folder, _KEY.value)
+
+
+async def make_all(
+  studio: Studio, requests: Mapping[str, Brief], folder: pathlib.Path, key: int
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+  """The results of all requests, and by name why others have no page.
+
+  A request without a usable plan or page does not hold up those behind it. A model that is away, a
+  missing package or a wrong setting ends the call.
+  """
+  results, failed = [], dict[str, str]()
+  for number, (name, brief) in enumerate(requests.items()):
+    result = read_result(folder / name)
+    if result is None:
+      try:
+        made = await studio.make(brief, question_key(key, name))
+      except (PlanError, BrowserError, JudgeRefusedError, TimeoutError, ValueError) as error:
+        if isinstance(error, ConfigError) and not isinstance(error, PlanError):
+          raise
+        failed[name] = describe(error)
+        continue
+      await asyncio.to_thread(write_result, made, folder / name, name, studio.renderer)
+      result = made.to_json(name)
+    results.append(result)
+    first, best = (result[which]["overall"] for which in ("first", "best"))
+    print(f"{number + 1}/{len(requests)} {name}: {first:.3f} -> {best:.3f}", flush=True)
+  return results, failed
 
 
 @contextlib.asynccontextmanager
