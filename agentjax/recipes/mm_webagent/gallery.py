@@ -31,11 +31,11 @@ def write_gallery(folder: pathlib.Path, results: Sequence[Mapping[str, Any]]) ->
   """
   path = folder / GALLERY
   body = "".join([_means(results), *(_article(result) for result in results)])
-  write_atomically(
-    path,
+  page = (
     f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Pages</title>"
-    f"<style>{_STYLE}</style><main><h1>{len(results)} pages</h1>{body}</main></html>\n",
+    f"<style>{_STYLE}</style><main><h1>{len(results)} pages</h1>{body}</main></html>\n"
   )
+  write_atomically(path, page.encode("utf-8", "replace"))
   return path
 
 

@@ -149,10 +149,13 @@ def write_result(result: Result, folder: pathlib.Path, name: str, renderer: Rend
 def read_result(folder: pathlib.Path) -> dict[str, Any] | None:
   """What ``write_result`` wrote last; None if the page is not finished."""
   try:
-    return json.loads((folder / RESULT).read_text())
+    return json.loads((folder / RESULT).read_text("utf-8"))
   except FileNotFoundError:
     return None
 
 
-def _json(values: Any) -> str:
-  return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+def _json(values: Any) -> bytes:
+  try:
+    return json.dumps(values, indent=2, ensure_ascii=False).encode() + b"\n"
+  except UnicodeEncodeError:  # half of a pair, where a model's reply was cut
+    return json.dumps(values, indent=2).encode() + b"\n"

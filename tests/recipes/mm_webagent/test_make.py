@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import types
 
 import pytest
@@ -12,9 +13,10 @@ from agentjax.recipes.mm_webagent import make
 from agentjax.recipes.mm_webagent.brief import Brief
 from agentjax.recipes.mm_webagent.browser import BrowserError
 from agentjax.recipes.mm_webagent.execute import Draft
+from agentjax.recipes.mm_webagent.gallery import write_gallery
 from agentjax.recipes.mm_webagent.plan import Plan, PlanError
 from agentjax.recipes.mm_webagent.reflect import Reflected
-from agentjax.recipes.mm_webagent.studio import Result, read_result
+from agentjax.recipes.mm_webagent.studio import RESULT, Result, read_result, write_result
 from agentjax.rewards.judges import JudgeUnavailableError
 from tests.recipes.mm_webagent.pages import score
 
@@ -57,3 +59,13 @@ def test_what_no_request_can_help_ends_the_call(tmp_path, error):
   with pytest.raises(type(error)):
     _make(tmp_path, a="a", b=error, c="c")
   assert read_result(tmp_path / "a") and not (tmp_path / "c").exists()
+
+
+def test_a_text_cut_in_a_character_is_written(tmp_path):
+  result, renderer = _result("Tür \ud83d"), types.SimpleNamespace(files=lambda draft: {})
+  write_result(result, tmp_path / "a", "a", renderer)
+  assert read_result(tmp_path / "a")["request"] == "Tür \ud83d"
+  plan = json.loads((tmp_path / "a" / "plan.json").read_text())
+  assert plan["code_generation"] == [{"prompt": "Page Tür \ud83d"}]
+  assert "Tür ?" in write_gallery(tmp_path, [read_result(tmp_path / "a")]).read_text()
+  assert (tmp_path / "a" / RESULT).read_text().isascii()
