@@ -51,13 +51,19 @@ def claim(
 
   Raises:
     ConfigError: it was made with other settings, or holds such files without any.
+    DataError: its settings are damaged.
   """
   directory = pathlib.Path(folder)
   directory.mkdir(parents=True, exist_ok=True)
   file = directory / SETTINGS
   wanted = json.loads(json.dumps(settings))
   if file.exists():
-    present = json.loads(file.read_text())
+    try:
+      present = json.loads(file.read_bytes())
+    except ValueError as error:
+      raise DataError(f"is damaged: {error}", file) from error
+    if not isinstance(present, dict):
+      raise DataError(f"is damaged: it holds a {type(present).__name__}, not an object", file)
     if differences := "; ".join(differing_fields(present, wanted, "settings")):
       raise ConfigError(
         f"{directory} was made with other settings: {differences}. Give another folder or the same "
