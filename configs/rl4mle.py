@@ -5,7 +5,8 @@ r"""RL for machine-learning engineering at toy size: turns count by the time tha
       --config.rl.objective.advantage.terms=
 
 2509.01684, second-hand: asynchronous PPO whose gradient weighs a turn by the seconds of its
-programs, and partial credit for milestones, which the host measures. The second command is PPO.
+programs, and partial credit for milestones, which the host measures. Programs take some hundredths
+of a second here, so that a turn counts as .01 s at least. The second command is PPO.
 Data sets and milestones are those of the world "mle"; model, warm start and rates are ours, for a
 machine without accelerator.
 """
@@ -35,7 +36,7 @@ RECIPES = (
     commands=("python -m agentjax.train --config=configs/rl4mle.py --workdir=runs/rl4mle",),
     tests=("tests/recipes/credit/test_terms.py",),
     data="data sets, generated; --config.data.path=DIR reads folders of your own",
-    ours="the weights of the milestones; a failure earns 0, not -10; a second at least a turn",
+    ours="the weights of the milestones; a failure earns 0, not -10; .01 s at least a turn",
     missing=(
       "Half of the paper's prompts ask for a better version of an earlier solution; here none does"
     ),

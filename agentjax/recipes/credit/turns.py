@@ -59,10 +59,11 @@ class DurationTerm(AdvantageTerm):
   (rl4mle): the gradient is ``sum_k dt_k grad log pi(a_k) A``, times rescaled by the batch's mean.
 
   Attributes:
-    least_seconds: of every turn, with or without calls. Ours.
+    least_seconds: of every turn, with or without calls; below the time of short programs, which
+      would otherwise all count alike. Ours.
   """
 
-  least_seconds: PositiveFloat = 1.0
+  least_seconds: PositiveFloat = 0.01
 
   def signals(self, experiment: Experiment) -> Sequence[Signal]:
     return (Durations(self.least_seconds),)

@@ -1,6 +1,7 @@
 """Advantage terms: what each changes beside plain GRPO, on packed batches and on episodes."""
 
 import dataclasses
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +28,13 @@ from agentjax.rewards import RewardConfig
 from agentjax.schedules import LinearSchedule
 from agentjax.signals.build import credit_signals
 from agentjax.signals.signal import StepContext
+from agentjax.training import load_experiment
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack, to_sequences
 from agentjax.trajectory.record import Reward, Status, ToolRecord
 from tests.training.smoke import smoke_experiment
 
+_CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
 _CONTEXT = StepContext(1, None)
 
 
@@ -71,7 +74,7 @@ def test_a_turn_counts_by_the_seconds_of_its_calls():
     episode(0, 1.0, 2, tools=((0, "ok", 0.25), (1, "ok", 7.0), (1, "ok", 3.0))),
     episode(1, 0.0, 1),
   ]
-  long, short = advantages(made, DurationTerm(), scale="none")
+  long, short = advantages(made, DurationTerm(least_seconds=1.0), scale="none")
   np.testing.assert_allclose(long, 0.5 * np.repeat([1 / 4, 10 / 4], 2), rtol=1e-6)
   np.testing.assert_allclose(short, -0.5 * np.repeat([1 / 4], 2), rtol=1e-6)
 
@@ -88,6 +91,14 @@ def test_over_an_hour_the_better_action_wins_although_it_takes_longer():
   plain = {name: gain * (1000 / seconds) for name, (seconds, gain) in per_second.items()}
   assert plain["short"] == 2 * plain["long"]
   assert long[0] * (1000 / 10) == pytest.approx(5 * short[0] * (1000 / 1))
+
+
+def test_programs_of_the_config_differ_although_they_are_short():
+  """Worked solutions there run for .03 to .4 s: a floor of a second would make all turns equal."""
+  config = load_experiment(_CONFIGS / "rl4mle.py").rl.objective.advantage
+  made = [episode(i, 1.0, 1, tools=((0, "ok", s),)) for i, s in enumerate((0.03, 0.3))]
+  short, long = advantages(made, *config.terms, centre="none", scale="none")
+  assert long[0] == pytest.approx(10 * short[0])
 
 
 def test_a_good_episode_does_not_reward_its_failed_calls():
@@ -158,7 +169,7 @@ def test_agreement_is_refused_where_no_clip_bound_counts():
 
 
 def test_terms_follow_one_another_and_survive_a_saved_config():
-  made = [episode(0, 1.0, 1, tools=((0, "error", 3.0),)), episode(1, 0.0, 1)]
+  made = [episode(i, 1.0 - i, 1, tools=((0, "error", s),)) for i, s in enumerate((3.0, 1.0))]
   terms = (ToolSuccessTerm(failed=0.5), DurationTerm())
   good, _ = advantages(made, *terms, scale="none")
   np.testing.assert_allclose(good, 0.5 * 0.5 * 3 / 2, rtol=1e-6)
