@@ -3,14 +3,15 @@ r"""The reward of DeepAnalyze on word problems: -1 without the form, else task a
   python -m agentjax.train --config=configs/deep_analyze_word_problems.py --workdir=runs/analyze
 
 2510.16872 and its code: -1 where a part of the answer is missing, otherwise the mean of the score
-of the task and the share of the code that ran; groups of 5, no KL. With a model that writes the
-tags of the paper:
+of the task and the share of the code that ran, or the score alone where there was no code; groups
+of 5, no KL. With a model that writes the tags of the paper:
 
-  --config.rollout.answer=text --config.reward.parts=exact_match,tags,tool_errors,turns \
+  --config.rollout.answer=text \
+      --config.reward.parts=exact_match,tags,tool_calls,tool_errors,turns \
       --config.reward.settings.tags.tags=Analyze,Answer
 
-and ``tags`` for ``format`` in the formula; ``(... + min(turns / 10, 1)) / 3`` is that of research.
-World, model, warm start and rates are those of configs/quickstart.py.
+and ``tags`` for ``format`` in the formula. Research has ``min(turns / 10, 1)`` as one more term of
+the mean. World, model, warm start and rates are those of configs/quickstart.py.
 """
 
 import pathlib
@@ -25,7 +26,7 @@ RECIPES = (
     name="DeepAnalyze (reward)",
     paper="2510.16872 and its code",
     changes="A gate with the value -1 for the form; behind it the mean of the score of the task "
-    "and the share of the code that ran.",
+    "and the share of the code that ran, or the score alone where there was no code.",
     commands=(
       "python -m agentjax.train --config=configs/deep_analyze_word_problems.py \\\n"
       "  --workdir=runs/analyze",
@@ -42,9 +43,10 @@ def change(experiment: Experiment) -> Experiment:
   """Makes it pay as DeepAnalyze does."""
   experiment.rollout.group_size = 5
   experiment.reward = RewardConfig(
-    parts=("exact_match", "format", "tool_errors"),
+    parts=("exact_match", "format", "tool_calls", "tool_errors"),
     weights=(),
-    formula="(exact_match + 1 - tool_errors) / 2 if format >= 1 else -1",
+    formula="-1 if format < 1 else (exact_match + 1 - tool_errors) / 2 if tool_calls > 0 "
+    "else exact_match",
   )
   experiment.rl.objective = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig())
   return experiment

@@ -25,10 +25,17 @@ def experiment(name):
     ("artist_word_problems", {"exact_match": 1, "format": 1, "tool_calls": 4, "tool_errors": 0.75},
      3.25),
     ("artist_word_problems", {"exact_match": 0, "format": 1, "tool_calls": 0, "tool_errors": 0}, 1),
-    # DeepAnalyze: the gate, then the mean of task and code.
-    ("deep_analyze_word_problems", {"exact_match": 1, "format": 0, "tool_errors": 0}, -1),
-    ("deep_analyze_word_problems", {"exact_match": 1, "format": 1, "tool_errors": 0.5}, 0.75),
-    ("deep_analyze_word_problems", {"exact_match": 0, "format": 1, "tool_errors": 0}, 0.5),
+    # DeepAnalyze: the gate, then the mean of task and code, and the task alone without code.
+    ("deep_analyze_word_problems",
+     {"exact_match": 1, "format": 0, "tool_calls": 2, "tool_errors": 0}, -1),
+    ("deep_analyze_word_problems",
+     {"exact_match": 1, "format": 1, "tool_calls": 2, "tool_errors": 0.5}, 0.75),
+    ("deep_analyze_word_problems",
+     {"exact_match": 0, "format": 1, "tool_calls": 2, "tool_errors": 0}, 0.5),
+    ("deep_analyze_word_problems",
+     {"exact_match": 0, "format": 1, "tool_calls": 0, "tool_errors": 0}, 0),
+    ("deep_analyze_word_problems",
+     {"exact_match": 1, "format": 1, "tool_calls": 0, "tool_errors": 0}, 1),
     ("a3t_word_problems", {"exact_match": 1}, 1),
     ("a3t_word_problems", {"exact_match": 0}, -1),
     # IPA: its negatives, and a success of the value at which its anchors move.
