@@ -4,8 +4,9 @@ r"""DART on word problems: stored successes for groups that failed, weights agai
 
 The code of DART-GUI: bounds .1 / .28, dual clip 10, KL .1, weights min(pi_old / pi_rollout, 1) on
 tokens, one update after another while episodes go on. The bounds act only with several updates a
-batch (--config.rl.minibatches=4); here there is one. World, model, warm start and rates are those
-of configs/quickstart.py.
+batch (--config.rl.minibatches=4); here there is one. A success is remembered by its task, so there
+are few tasks here and each comes about every sixteen steps. World, model and rates are those of
+configs/quickstart.py.
 """
 
 import pathlib
@@ -28,10 +29,14 @@ RECIPES = (
     commands=(
       "python -m agentjax.train --config=configs/dart_word_problems.py --workdir=runs/dart",
     ),
-    tests=("tests/recipes/test_losses_of_methods.py", "tests/recipes/selectors"),
+    tests=(
+      "tests/recipes/test_losses_of_methods.py",
+      "tests/recipes/selectors",
+      "tests/test_method_configs.py",
+    ),
     data="word problems, generated; the paper's are tasks on a screen",
-    ours="staleness 1; one update a batch, with which clip bounds do not act; successes come from "
-    "the run alone",
+    ours="256 tasks; staleness 1; one update a batch, with which clip bounds do not act; successes "
+    "come from the run alone",
     missing=(
       "The numbers of episodes by task and the choice of the 80% most uncertain turns, "
       "which its code has switched off"
@@ -41,7 +46,8 @@ RECIPES = (
 
 
 def change(experiment: Experiment) -> Experiment:
-  """Gives it loss, memory and schedule of DART."""
+  """Gives it loss, memory and schedule of DART, and tasks that come again."""
+  experiment.data.train_size = 256
   experiment.rl.objective = ObjectiveConfig(
     AdvantageConfig(),
     PolicyLossConfig(
@@ -61,4 +67,6 @@ def change(experiment: Experiment) -> Experiment:
 def get_config() -> Experiment:
   experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
   experiment.name = "dart_word_problems"
+  experiment.supervised.steps = 160
+  experiment.rl.steps = 80
   return change(experiment)

@@ -1,6 +1,7 @@
 """Configs of methods are valid, and are what docs/recipes.md and docs/reward_models.md say."""
 
 import pathlib
+import shlex
 
 import pytest
 from absl import flags
@@ -8,6 +9,7 @@ from absl import flags
 from agentjax.config import ConfigError
 from agentjax.objectives.custom_loss import load_function
 from agentjax.recipes.credit.entropy import entropy_balanced_clip
+from agentjax.recipes.selectors import about
 from agentjax.text import ChatConfig, TokenizerConfig
 from agentjax.training import Experiment, Run, load_experiment
 from agentjax.training.flags import define_config_flag
@@ -16,6 +18,7 @@ from tests.training.smoke import quiet
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
 
+_SUCCESSES = about.RECIPES[0].commands[0].replace("\\\n", " ")
 _TOY = ("agentspec", "meds", "moclip", "self_play_preference", "sppo", "tessy")
 _COMBINED = """a3t agent0 agent_rlvr agentcpm artist dart deep_analyze grpo_tcr ipa istar kimi
 ppr""".split()
@@ -78,6 +81,21 @@ def _with_flags(name, *changes):
   values(argv)
   config.value.validate()
   return config.value
+
+
+@pytest.mark.parametrize(
+  ("name", "changes"),
+  [
+    ("meds_word_problems", ()),
+    ("dart_word_problems", ()),
+    ("quickstart", tuple(w for w in shlex.split(_SUCCESSES) if w.startswith("--config."))),
+  ],
+)
+def test_tasks_come_again_where_a_method_remembers_them(name, changes):
+  experiment = _with_flags(name, *changes)
+  assert experiment.rl.signals
+  played = experiment.rl.steps * experiment.rl.tasks_per_step
+  assert played >= 4 * experiment.data.train_size
 
 
 @pytest.mark.parametrize("name", ["code", "problem", "summariser"])

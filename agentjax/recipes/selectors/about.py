@@ -13,7 +13,8 @@ RECIPES = (
     commands=(
       (
         "python -m agentjax.train --config=configs/quickstart.py --workdir=runs/successes \\\n"
-        "  --config.rl.signals=agentjax.recipes.selectors:SuccessesConfig"
+        "  --config.rl.signals=agentjax.recipes.selectors:SuccessesConfig \\\n"
+        "  --config.data.train_size=256 --config.supervised.steps=160 --config.rl.steps=80"
       ),
     ),
     tests=("tests/recipes/selectors",),
