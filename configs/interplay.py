@@ -1,15 +1,11 @@
-r"""Reinforcement learning at the edge of what was learned before, and far beyond it.
+r"""What comes before the reinforcement learning of the interplay study: up to four operations.
 
-  python -m agentjax.train --config=configs/interplay.py --workdir=runs/edge
-  python -m agentjax.train --config=configs/interplay.py --workdir=runs/far \
-      --config.data.source.reinforced=9
-  python -m agentjax.train --config=configs/interplay.py --workdir=runs/outcome \
-      --config.reward.formula=right
+  python -m agentjax.train --config=configs/interplay.py --workdir=runs/pretrained
+  python -m agentjax.stages --stages=configs/stages/interplay.py --workdir=runs/interplay
 
-After a warm start on problems of up to four operations the first command trains on five, the second
-on nine; the third pays answers alone. 2512.07783: GRPO with groups of 6 and a KL of .001, .2 for a
-right answer and .8 for its steps. Problems, model and rates are ours, for a machine without
-accelerator; the paper's model has 100M parameters.
+The second command goes on with reinforcement learning on other problems. 2512.07783: GRPO with
+groups of 6 and a KL of .001, .2 for a right answer and .8 for its steps. Problems, model and rates
+are ours, for a machine without accelerator; the paper's model has 100M parameters.
 """
 
 from agentjax.data import DataConfig
@@ -60,7 +56,7 @@ def get_config() -> Experiment:
       optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=20),
     ),
     rl=RLStage(
-      steps=60,
+      steps=0,
       tasks_per_step=16,
       row_length=320,
       microbatch_rows=16,

@@ -2,7 +2,6 @@
 
 from agentjax.recipes import Recipe
 
-_RUN = "python -m agentjax.train --config=configs/interplay.py"
 RECIPES = (
   Recipe(
     name="Interplay of pre-training, mid-training and RL",
@@ -13,12 +12,11 @@ RECIPES = (
       "right answers by wrong steps earn less."
     ),
     commands=(
-      f"{_RUN} --workdir=runs/edge",
-      f"{_RUN} --workdir=runs/far --config.data.source.reinforced=9",
-      f"{_RUN} --workdir=runs/outcome --config.reward.formula=right",
+      "python -m agentjax.stages --stages=configs/stages/interplay.py --workdir=runs/interplay",
     ),
     tests=("tests/recipes/interplay",),
     data="problems, generated, in letters; the paper's tell stories (GSM-Infinite)",
     ours="the form of the problems; model, sizes and rates",
+    missing="Mid-training between the two stages",
   ),
 )

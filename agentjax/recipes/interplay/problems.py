@@ -33,13 +33,16 @@ class GraphProblemConfig(TaskSource):
   """Which problems there are. All figures are ours.
 
   Attributes:
+    worked: whether the training tasks have worked solutions, for the warm start; those of
+      reinforcement learning have none, as both stages of a run would have all tasks in common.
     operations: that problems with a worked solution have, from one to so many.
-    reinforced: operations of the problems without one, for reinforcement learning; every second
-      training task is one. The paper finds that only the edge of what is known teaches.
+    reinforced: operations of the problems without one. The paper finds that only the edge of what
+      is known teaches.
     tested: operations of the test problems, in turn.
     distractors: quantities of a problem that its answer does not need.
   """
 
+  worked: bool = True
   operations: PositiveInt = 4
   reinforced: PositiveInt = 5
   tested: tuple[int, ...] = (4, 5, 9)
@@ -65,7 +68,7 @@ class GraphProblemConfig(TaskSource):
   def _task(self, seed: int, index: int, *, test: bool) -> Task:
     for attempt in range(10_000):
       draw = random.Random(f"{seed}/{test}/{index}/{attempt}")
-      worked = not test and index % 2 == 0
+      worked = self.worked and not test
       if test:
         operations = self.tested[index % len(self.tested)]
       else:

@@ -1,15 +1,20 @@
 """Problems with graphs, and the reward of their steps, by hand."""
 
+import pathlib
+
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.data import DataConfig
+from agentjax.data import DataConfig, load_tasks
 from agentjax.recipes.interplay import GraphConfig, GraphProblemConfig
 from agentjax.recipes.interplay.graph import process_score, right
 from agentjax.rewards.formula import Formula
 from agentjax.sandbox.config import Sandboxes
+from agentjax.training.experiment import write_experiment
+from agentjax.training.stage_graph import load_stages
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
+_CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
 GRAPH = {"a": [7, []], "b": [10, ["a"]], "c": [3, ["b", "a"]], "d": [4, ["c"]], "e": [9, ["d"]]}
 SOLUTION = "a = 7\nb = a + 3 = 10\nc = b - a = 3\nd = c + 1 = 4\ne = d + 5 = 9\n#### 9"
 TASK = Task(0, (), "9", "made", metadata={"graph": GRAPH, "asked": "e"})
@@ -66,19 +71,38 @@ def test_strict_pays_the_whole_graph_alone():
 
 def test_worked_solutions_are_paid_in_full_and_have_their_operations():
   settings = GraphProblemConfig(operations=4, reinforced=6)
-  tasks = settings.load(DataConfig(train_size=200, test_size=30, source=settings))
+  tasks = settings.load(DataConfig(train_size=100, test_size=30, source=settings))
   scorer = GraphConfig().build(Sandboxes())
-  for i, task in enumerate(tasks.train):
+  for task in tasks.train:
     assert scorer.refusal(task) is None
-    assert bool(task.demonstration) == (i % 2 == 0)
-    if task.demonstration:
-      text = task.demonstration[0].content
-      assert right(episode(text), task) == scorer(episode(text), task) == 1
-      assert 1 <= task.metadata["operations"] <= 4
-    else:
-      assert task.metadata["operations"] == 6
+    text = task.demonstration[0].content
+    assert right(episode(text), task) == scorer(episode(text), task) == 1
+    assert 1 <= task.metadata["operations"] <= 4
   assert {t.metadata["operations"] for t in tasks.test} == {4, 5, 9}
   assert tasks.train[3] == settings.load(DataConfig(train_size=4, test_size=0)).train[3]
+
+
+def test_reinforcement_learning_is_on_other_problems_than_what_came_before(tmp_path):
+  """All training tasks of a stage are those of its difficulty; the others begin at one policy."""
+  stages = {stage.name: stage for stage in load_stages(_CONFIGS / "stages" / "interplay.py")}
+  first = stages.pop("pretrained").experiment({})
+  (tmp_path / "config.json").write_text(write_experiment(first))
+  known = {task.metadata["operations"] for task in _tasks(first)}
+  assert (first.rl.steps, known) == (0, {1, 2, 3, 4})
+  for name, operations in {"edge": 5, "far": 9, "outcome": 5}.items():
+    experiment = stages.pop(name).experiment({"pretrained": tmp_path})
+    tasks = _tasks(experiment)
+    assert {task.metadata["operations"] for task in tasks} == {operations}
+    assert not any(task.demonstration for task in tasks)
+    assert (experiment.supervised.steps, experiment.start_from) == (0, str(tmp_path))
+    assert experiment.rl.steps > 0
+    assert (experiment.reward.formula == first.reward.formula) == (name != "outcome")
+  assert not stages
+
+
+def _tasks(experiment):
+  experiment.data.train_size = 50
+  return load_tasks(experiment.data).train
 
 
 def test_train_and_test_share_no_problem():
