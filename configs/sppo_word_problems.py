@@ -4,8 +4,9 @@ r"""Sequence-level PPO on word problems at toy size: a critic reads prompts, one
 
 2604.08865: an episode is one action. Its advantage is its reward less the chance of success that a
 critic of its own network gives the prompt, so a task needs no group. Critic and policy learn in the
-same step. --config.rl.critic=none trains a head on the policy instead. World, model, warm start and
-learning rates are those of configs/quickstart.py; the critic's learning rate is ours.
+same step, two updates a batch as in the script for 1.5B parameters. --config.rl.critic=none trains
+a head on the policy instead. World, model, warm start and learning rates are those of
+configs/quickstart.py; the critic's learning rate is ours.
 """
 
 import pathlib
@@ -18,7 +19,7 @@ from agentjax.training import Experiment, OptimizerConfig, load_experiment
 def change(experiment: Experiment) -> Experiment:
   """Gives it single episodes and a critic that reads prompts."""
   experiment.rollout.group_size = 1
-  experiment.rl.objective = preset("sppo")
+  experiment.rl.objective, experiment.rl.minibatches = preset("sppo"), 2
   experiment.rl.critic = PromptCriticConfig(optimizer=OptimizerConfig(learning_rate=1e-3))
   return experiment
 

@@ -95,10 +95,12 @@ def test_an_episode_has_room_for_the_whole_penalty():
 # Clip rules
 
 
-@pytest.mark.parametrize("name", ["grpo_tcr", "aepo", "agent0"])
-def test_a_method_of_clip_bounds_has_updates_on_which_they_act(name):
+@pytest.mark.parametrize(
+  ("name", "updates"), [("grpo_tcr", 4), ("aepo", 4), ("agent0", 4), ("arpo", 4), ("sppo", 2)]
+)
+def test_a_method_of_clip_bounds_has_updates_on_which_they_act(name, updates):
   stage = load_experiment(_CONFIGS / f"{name}_word_problems.py").rl
-  assert stage.minibatches * stage.epochs == 4
+  assert stage.minibatches * stage.epochs == updates
 
 
 # DART

@@ -30,8 +30,8 @@ RECIPES = (
     ),
     data="word problems, generated",
     ours=(
-      "the entropy is a mean, not the sum of the code; calculator and python stand for search "
-      "and python, and a readable answer for the tags"
+      "four updates a batch, eight in its script; the entropy is a mean, not the sum of the code; "
+      "calculator and python stand for search and python, and a readable answer for the tags"
     ),
     page="rollout.md#branching-and-search",
   ),

@@ -15,6 +15,7 @@ RECIPES = (
     tests=(
       "tests/objectives/test_sppo.py",
       "tests/signals/test_critic.py",
+      "tests/recipes/test_losses_of_methods.py",
     ),
     data="word problems, generated",
     ours="the critic's rate",
