@@ -110,8 +110,9 @@ def change(experiment: Experiment, stage: StageName, *, sizes: bool = False) -> 
 def heal_prediction_heads(experiment: Experiment) -> Experiment:
   """Trains the prediction heads alone, on what the policy answers now ("MTP healing").
 
-  Advantages are 0 and the heads are detached, so nothing else has a gradient; a fresh Adam moves
-  what has none by nothing. Coefficient, rate and length of this stage are not published.
+  Advantages are 0 and the heads are detached, so nothing else has a gradient; a fresh Adam without
+  weight decay moves what has none by nothing. Coefficient, rate and length of this stage are not
+  published.
 
   Raises:
     ConfigError: the model has no prediction heads.
@@ -121,7 +122,7 @@ def heal_prediction_heads(experiment: Experiment) -> Experiment:
     raise ConfigError("config.model.mtp=None; allowed: prediction heads, which are to be trained.")
   model.mtp.detach = True
   rl.objective = ObjectiveConfig(AdvantageConfig("none", "none", multiplier=0.0))
-  rl.minibatches, rl.epochs = 1, 1
+  rl.minibatches, rl.epochs, rl.optimizer.weight_decay = 1, 1, 0.0
   rl.signals, rl.router_bias_rate, rl.balance_coefficient = (), 0.0, 0.0
   rl.mtp_coefficient = 1.0
   return experiment

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
 from agentjax.models import MtpConfig
+from agentjax.models.spec import ParamSpec
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, prepare
 from agentjax.recipes.nemotron3 import (
   PUBLISHED,
@@ -26,9 +27,10 @@ from agentjax.signals.signal import StepContext
 from agentjax.text import TokenizerConfig
 from agentjax.text.build import build_chat
 from agentjax.tools.calculator import CalculatorTool
-from agentjax.training import HeldOutConfig, Run, load_experiment
+from agentjax.training import HeldOutConfig, OptimizerConfig, Run, load_experiment
 from agentjax.training.checkpoint import latest_checkpoint, load_whole_policy
 from agentjax.training.experiment import read_experiment, resolve, write_experiment
+from agentjax.training.optimizer import build_optimizer
 from agentjax.training.stage_graph import begun_from, load_stages
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack, to_sequences
@@ -190,6 +192,18 @@ def test_term_without_its_signal_is_refused():
 def test_heads_cannot_be_healed_where_there_are_none():
   with pytest.raises(ConfigError, match=r"config\.model\.mtp=None"):
     heal_prediction_heads(smoke_experiment())
+
+
+def test_healing_does_not_let_the_rest_decay():
+  """A decay needs no gradient: it would move all that is to stay as it is."""
+  experiment = smoke_experiment()
+  experiment.model.mtp, experiment.rl.optimizer = MtpConfig(), OptimizerConfig(weight_decay=0.1)
+  healed = resolve(heal_prediction_heads(experiment))
+  specs = {"backbone": ParamSpec((2, 2), (None, None))}
+  optimizer = build_optimizer(healed.rl.optimizer, 1, specs)
+  params, none = {"backbone": jnp.ones((2, 2))}, {"backbone": jnp.zeros((2, 2))}
+  changes, _ = optimizer.update(none, optimizer.init(params), params)
+  np.testing.assert_array_equal(changes["backbone"], 0)
 
 
 def test_graph_of_the_config():
