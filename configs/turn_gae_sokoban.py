@@ -41,7 +41,8 @@ RECIPES = (
     commands=(f"{_RUN} --workdir=runs/vl_dac",),
     tests=("tests/recipes/test_credit_of_methods.py",),
     data="Sokoban, generated; the paper's worlds are pictures",
-    ours="20 steps of the critic alone; its rate; temperature 1, where the code has .2",
+    ours="20 steps of the critic alone; its rate; temperature 1, where the code has .2; dual clip "
+    "10 where the code takes the clipped term alone once a ratio is above 10",
   ),
   Recipe(
     name="ERA (reinforcement learning)",
@@ -61,7 +62,8 @@ RECIPES = (
     data="Sokoban, generated; the paper's worlds are pictures",
     ours=(
       "a turn's value is that of its first token, the paper's that of its last; tokens, not"
-      " turns, are standardised"
+      " turns, are standardised; 20 steps of the critic alone, two passes and dual clip 10 are"
+      " VL-DAC's here"
     ),
     missing="Summaries as history and the supervised stage",
   ),
