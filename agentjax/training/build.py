@@ -228,8 +228,6 @@ def build_parts(
   )
   if extensions.make_environment is None and not isinstance(experiment.world, Adopted):
     _check_prompts(experiment, chat, world.tools, tasks)
-  if experiment.supervised.steps:
-    _check_demonstrations(experiment, chat, world.tools, tasks)
   if scoring.rewards.refuses:
     for task in itertools.chain(tasks.train, tasks.test):
       if (reason := scoring.rewards.refusal(task)) is not None:
@@ -297,27 +295,6 @@ def _check_prompts(
         f"config.rollout.max_total_tokens={limit} must exceed it (and engine.max_length, "
         "rl.row_length be at least that). Raise them or leave the task out."
       )
-
-
-def _check_demonstrations(
-  experiment: Experiment, chat: Chat, tools: Sequence[Tool], tasks: TaskSplits
-) -> None:
-  """Raises ConfigError for the longest demonstration if it does not fit a training row."""
-  limit, over = experiment.supervised.row_length, []
-  for task in tasks.train:
-    if task.demonstration:
-      offered = declared_tools(task.metadata) or tools
-      spans = chat.conversation(task.prompt, task.demonstration, offered)
-      length = sum(len(span.ids) for span in spans)
-      if length > limit:
-        over.append((length, task))
-  if over:
-    longest, task = max(over, key=lambda one: one[0])
-    raise ConfigError(
-      f"config.supervised.row_length={limit}: {len(over)} demonstrations are longer, that of task "
-      f"{task.id} of {task.source!r} has {longest} tokens; allowed: at least {longest}, or leave "
-      "these tasks out."
-    )
 
 
 def _model(experiment: Experiment, tokenizer: Tokenizer) -> ModelConfig:

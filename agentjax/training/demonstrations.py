@@ -14,21 +14,29 @@ from agentjax.trajectory.weights import apply_weight_rules
 
 
 def demonstration_trajectory(task: Task, parts: Parts) -> Trajectory:
-  """A task's prompt and demonstration as tokens, weighted by ``supervised.weights``.
-
-  Raises:
-    ConfigError: longer than a training row.
-  """
-  tools = declared_tools(task.metadata) or parts.tools
-  spans = parts.chat.conversation(task.prompt, task.demonstration, tools)
+  """A task's prompt and demonstration as tokens, weighted by ``supervised.weights``."""
   builder = TrajectoryBuilder(step=0, task_id=task.id, sample=0, source=task.source)
-  length, settings = append_spans(builder, spans), parts.experiment.supervised
-  if length > settings.row_length:
+  append_spans(builder, _spans(task, parts))
+  return apply_weight_rules(builder.build(reward=Reward(1.0)), parts.experiment.supervised.weights)
+
+
+def check_lengths(tasks: Sequence[Task], parts: Parts) -> None:
+  """Raises ConfigError if a demonstration is longer than a training row."""
+  limit = parts.experiment.supervised.row_length
+  lengths = [sum(len(span.ids) for span in _spans(task, parts)) for task in tasks]
+  longest = max(lengths, default=0)
+  if longest > limit:
+    task, over = tasks[lengths.index(longest)], sum(length > limit for length in lengths)
     raise ConfigError(
-      f"the demonstration of task {task.id} of {task.source!r} has {length} tokens; "
-      f"config.supervised.row_length={settings.row_length} allows {settings.row_length}."
+      f"config.supervised.row_length={limit}: {over} of {len(tasks)} demonstrations are longer, "
+      f"that of task {task.id} of {task.source!r} has {longest} tokens; allowed: at least "
+      f"{longest}, or leave these tasks out."
     )
-  return apply_weight_rules(builder.build(reward=Reward(1.0)), settings.weights)
+
+
+def _spans(task: Task, parts: Parts) -> Sequence[TargetSpan]:
+  tools = declared_tools(task.metadata) or parts.tools
+  return parts.chat.conversation(task.prompt, task.demonstration, tools)
 
 
 def append_spans(builder: TrajectoryBuilder, spans: Sequence[TargetSpan]) -> int:

@@ -53,6 +53,7 @@ from agentjax.training import compilation, processes
 from agentjax.training.bank import PolicyBank
 from agentjax.training.build import Extensions, build_parts
 from agentjax.training.checkpoint import CheckpointStore
+from agentjax.training.demonstrations import check_lengths
 from agentjax.training.diagnostics import CollapseMonitor, collapse_metrics
 from agentjax.training.evaluation import Evaluation, build_engines
 from agentjax.training.experiment import Experiment, own_names, resolve
@@ -257,6 +258,9 @@ class _Session:
     self.parts = build_parts(experiment, directory, extended.extensions)
     if processes.is_first():
       processes.wait("tokenizer")
+    demonstrated = [task for task in self.parts.tasks.train if task.demonstration]
+    if experiment.supervised.steps:
+      check_lengths(demonstrated, self.parts)
     every = experiment.rl.diagnostics.information_every
     check(
       not every or jax.process_count() == 1,
@@ -292,9 +296,7 @@ class _Session:
     # What an earlier process recorded; what is appended from now on does not matter to a resume.
     self.recorded = dict(self.journal.steps)
     self._tell_of_lost_records()
-    self.demonstrations = self._iterator(
-      [t for t in self.parts.tasks.train if t.demonstration], "supervised"
-    )
+    self.demonstrations = self._iterator(demonstrated, "supervised")
     self.stream = self._make_stream()
     self.recovered = False  # whether ``stream`` has the journal's episodes
     self.runner.run(self.parts.start())

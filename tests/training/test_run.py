@@ -231,7 +231,7 @@ def test_a_prompt_longer_than_the_context_is_refused_before_anything_starts(tmp_
 def test_a_demonstration_longer_than_a_row_is_refused_before_anything_starts(tmp_path):
   experiment = smoke_experiment()
   experiment.supervised.steps, experiment.supervised.row_length = 1, 64
-  said = r"supervised\.row_length=64: \d+ demonstrations .* allowed: at least \d+"
+  said = r"supervised\.row_length=64: \d+ of \d+ demonstrations .* allowed: at least \d+"
   with pytest.raises(ConfigError, match=said):
     Run(experiment, tmp_path / "run", console=quiet()).train()
   assert not (tmp_path / "run").exists()
