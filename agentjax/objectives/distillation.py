@@ -28,8 +28,9 @@ JSD); 2604.13016 (forms and diagnostics); 2604.13010 (Lightning OPD); 2604.14084
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -44,14 +45,48 @@ from agentjax.config import (
   Range,
   Share,
 )
+from agentjax.names import Choice
 from agentjax.schedules import Scheduled
 
+Candidates = Literal["student", "teacher", "intersection", "union", "difference"]
 DivergenceKind = Literal["reverse_kl", "forward_kl", "jsd", "mixed"]
 Rest = Literal["renormalise", "bucket", "drop", "floor"]
 Selection = Literal["soft_or", "entropy", "divergence"]
 
+_ABSENT = -1e9  # log-prob of a place of a candidate that is not in the set: its probability is 0
 _LEAST_REST = 1e-7  # of probability outside the candidates: fp32 sums may reach 1
 FLOOR = -100.0  # log-prob of every token outside the candidates with rest "floor"; NeMo-RL's
+
+
+@flax.struct.dataclass(kw_only=True)
+class CandidateInputs:
+  """What a loss over candidates sees: arrays [..., k], fp32 log-probs of the same k tokens, not
+  renormalised.
+
+  Attributes:
+    log_probs: of the current policy, differentiable.
+    old_log_probs: of the policy at the start of the step.
+    teacher_log_probs: of the teacher.
+    inside: False on places that are not in the set, where the numbers mean nothing.
+  """
+
+  log_probs: Float[Array, "*lead k"]
+  old_log_probs: Float[Array, "*lead k"]
+  teacher_log_probs: Float[Array, "*lead k"]
+  inside: Bool[Array, "*lead k"]
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class CandidateLoss(Choice):
+  """A loss over the candidates of a token with its settings, in the place of a divergence."""
+
+  group = "agentjax.candidate_losses"
+
+  def __call__(
+    self, inputs: CandidateInputs
+  ) -> tuple[Float[Array, "*lead"], dict[str, Float[Array, "*lead"]]]:
+    """The loss of every token, and metrics of every token by name; finite for any input."""
+    raise NotImplementedError(f"{type(self).__name__} must define __call__()")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -65,8 +100,10 @@ class DistillationConfig(Config):
     jsd_beta: weight of the student in the mixture of "jsd", 0 to 1.
     forward_weight: weight of "forward_kl" in "mixed", 0 to 1; .5 in NeMo-RL.
     top_k: candidates a token; 16 in 2604.13016.
-    candidates: whose k most likely tokens they are, of the student at the start of the update (on
-      stored episodes: of the policy that they were stored with) or of the teacher.
+    candidates: whose k most likely tokens they are: of the "student" at the start of the step (on
+      stored episodes: of the policy that they were stored with), of the "teacher", in both sets
+      ("intersection"), in one at least ("union"), or in exactly one ("difference").
+    candidate_loss: a loss over the candidates, for form "top_k"; None is ``candidate_divergence``.
     rest: how the probability outside the candidates enters, see ``candidate_divergence``.
     clip: bound on the absolute sampled advantage; None is off. Lightning OPD names one without a
       value.
@@ -91,7 +128,8 @@ class DistillationConfig(Config):
   jsd_beta: Annotated[float, Range(0, 1, above=True, below=True)] = 0.5
   forward_weight: Share = 0.5
   top_k: PositiveInt = 16
-  candidates: Literal["student", "teacher"] = "student"
+  candidates: Candidates = "student"
+  candidate_loss: CandidateLoss | None = None
   rest: Rest = "renormalise"
   clip: PositiveFloat | None = None
   centre: Literal["none", "batch_mean"] = "none"
@@ -110,13 +148,31 @@ class DistillationConfig(Config):
   @property
   def needs_comparison(self) -> bool:
     """Whether both distributions of every token are needed before the update."""
-    of_student = self.form == "top_k" and self.candidates == "student"
-    return self.keep < 1 or self.overlap_top_k > 0 or of_student
+    of_student = self.candidates != "teacher" or self.candidate_loss is not None
+    return self.keep < 1 or self.overlap_top_k > 0 or (self.form == "top_k" and of_student)
 
   @property
   def needs_live_teacher(self) -> bool:
     """Whether stored log-probs do not suffice."""
-    return self.form == "full" or self.keep < 1 or self.overlap_top_k > 0
+    compared = self.keep < 1 or self.overlap_top_k > 0
+    of_candidates = self.form == "top_k" and self.compares_candidates
+    return self.form == "full" or compared or of_candidates
+
+  @property
+  def compares_candidates(self) -> bool:
+    """Whether form "top_k" needs more of candidates than one model's choice and the teacher's
+    log-probs."""
+    return self.of_both or self.candidate_loss is not None
+
+  @property
+  def of_both(self) -> bool:
+    """Whether the candidates are a set of both models, in which places may be empty."""
+    return self.candidates not in ("student", "teacher")
+
+  @property
+  def places(self) -> int:
+    """Places a token for its candidates; some are empty in sets of both models."""
+    return self.top_k * (2 if self.candidates in ("union", "difference") else 1)
 
   @property
   def stored(self) -> DistillationConfig:
@@ -143,6 +199,13 @@ class DistillationConfig(Config):
       "centre",
       f"'none' with {path}.form={self.form!r}, which has no sampled advantage",
     )
+    if self.candidate_loss is not None:
+      require(self.form == "top_k", "form", f"'top_k' with {path}.candidate_loss")
+      require(
+        self.rest == "renormalise",
+        "rest",
+        f"'renormalise', the default, with {path}.candidate_loss, which does not read it",
+      )
 
 
 def teacher_advantages(
@@ -235,6 +298,40 @@ def candidate_divergence(
   elif rest != "drop":
     raise ValueError(f'rest={rest!r}; allowed: "renormalise", "bucket", "drop", "floor".')
   return divergence(log_p, log_q, kind, beta)
+
+
+def candidate_set(
+  log_p: Float[Array, "*lead vocab"], log_q: Float[Array, "*lead vocab"], k: int, which: Candidates
+) -> tuple[Int[Array, "*lead n"], Bool[Array, "*lead n"]]:
+  """Ids of candidates, and which of the places are in the set; no id is in it twice.
+
+  ``n`` is 2 k for "union" and "difference", the student's k most likely tokens before the
+  teacher's, and k otherwise. References: 2604.13016.
+
+  Args:
+    log_p, log_q: of student and teacher over the vocabulary.
+    k: most likely tokens of each.
+    which: see ``DistillationConfig.candidates``.
+  """
+  if which in ("student", "teacher"):
+    ids = jax.lax.top_k(log_p if which == "student" else log_q, k)[1]
+    return ids, jnp.ones(ids.shape, bool)
+  of_p, of_q = jax.lax.top_k(log_p, k)[1], jax.lax.top_k(log_q, k)[1]
+  same = of_p[..., :, None] == of_q[..., None, :]
+  p_shared, q_shared = same.any(axis=-1), same.any(axis=-2)
+  if which == "intersection":
+    return of_p, p_shared
+  if which not in ("union", "difference"):
+    raise ValueError(f"which={which!r}; allowed: {', '.join(map(repr, get_args(Candidates)))}.")
+  first = jnp.ones_like(p_shared) if which == "union" else ~p_shared
+  return jnp.concatenate([of_p, of_q], -1), jnp.concatenate([first, ~q_shared], -1)
+
+
+def without_absent(
+  log_p: Float[Array, "*lead k"], inside: Bool[Array, "*lead k"]
+) -> Float[Array, "*lead k"]:
+  """Log-probs with probability 0 on places outside the set, and no gradient there."""
+  return jnp.where(inside, log_p, _ABSENT)
 
 
 def soft_or(

@@ -277,8 +277,8 @@ class LossInputs(Prepared):
     entropies: of the distribution each token was drawn from, differentiable.
     values: the value head's output in the state in which each token was chosen, differentiable
       (with value_loss.kind "bernoulli" a logit); None without a head.
-    divergences: of the distribution each token was drawn from and the teacher's, differentiable;
-      None without one.
+    divergences: of the distribution each token was drawn from and the teacher's, or the loss over
+      its candidates (``distillation.candidate_loss``), differentiable; None without a teacher.
     numbers: those of the schedules in the objective at this step, by dotted name, such as
       "policy_loss.kl_coefficient".
   """
@@ -401,8 +401,9 @@ def _with_terms(
     rewarded = needed(inputs.rewarded, "rewarded")
     total -= settings.positive_nll_coefficient * jnp.where(rewarded, log_probs, 0)
   if config.distillation is not None and config.needs_divergences:
-    metrics["divergence"] = jnp.where(inside, needed(inputs.divergences, "divergences"), 0)
-    total += config.distillation.coefficient * metrics["divergence"]
+    name = "divergence" if config.distillation.candidate_loss is None else "candidate_loss"
+    metrics[name] = jnp.where(inside, needed(inputs.divergences, "divergences"), 0)
+    total += config.distillation.coefficient * metrics[name]
 
   result = jnp.sum(inputs.coefficients * total)
   sums = {name: jnp.sum(inputs.shares * value) for name, value in metrics.items()}

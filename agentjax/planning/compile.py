@@ -532,10 +532,12 @@ def _abstract_update_batch(experiment: Experiment, rows: int) -> UpdateBatch:
     if taught.form == "full":
       targets = TeacherTargets(hidden=shape((rows, count, experiment.model.d_model)))  # type: ignore[arg-type]
     elif taught.form == "top_k":
-      few = (rows, count, taught.top_k)
+      few: Any = functools.partial(jax.ShapeDtypeStruct, (rows, count, taught.places))
       targets = TeacherTargets(
-        ids=jax.ShapeDtypeStruct(few, jnp.int32),  # type: ignore[arg-type]
-        log_probs=jax.ShapeDtypeStruct(few, jnp.float32),  # type: ignore[arg-type]
+        ids=few(jnp.int32),
+        log_probs=few(jnp.float32),
+        inside=few(jnp.bool_) if taught.of_both else None,
+        old_log_probs=None if taught.candidate_loss is None else few(jnp.float32),
       )
     whole = dataclasses.replace(whole, kept=kept, teacher=targets)
   return jax.eval_shape(lambda tree: split_rows(tree, micro), whole)

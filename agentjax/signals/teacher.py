@@ -36,12 +36,15 @@ from agentjax.models import (
 )
 from agentjax.models.huggingface import load_pretrained
 from agentjax.objectives.distillation import (
+  CandidateInputs,
   DistillationConfig,
   at,
   candidate_divergence,
+  candidate_set,
   compare,
   divergence,
   entropy,
+  without_absent,
 )
 from agentjax.sharding import batch_sharding, fingerprint, shardings, split_rows, upload
 from agentjax.signals.signal import SignalTools
@@ -194,11 +197,15 @@ class TeacherTargets:
     hidden: [B, K, teacher embed], the states that predict the tokens; None except for form "full".
     ids, log_probs: int32 and float32 [B, K, k], candidates and the teacher's log-probs of them;
       None except for form "top_k".
+    inside: bool [B, K, k], which of them are in the set; None if all are.
+    old_log_probs: the student's at the start of the step, for ``candidate_loss``.
   """
 
   hidden: Array | None = None
   ids: Array | None = None
   log_probs: Array | None = None
+  inside: Array | None = None
+  old_log_probs: Array | None = None
 
 
 @flax.struct.dataclass
@@ -219,14 +226,21 @@ def make_ask(
 
   Arguments and results are rows [B, T, ...]. Results are aligned with the token that they are
   about, ``hidden`` is the state before it. Depending on the settings: ``log_probs`` of the tokens;
-  ``hidden``; ``ids`` and ``candidates`` [B, T, k]; ``entropies`` and ``divergences``; the
-  diagnostics of ``distillation.compare``. The student's parameters are used only for comparisons.
+  ``hidden``; ``ids`` and ``candidates`` [B, T, k], with ``inside`` where the set is of both models
+  and ``old_log_probs``, the student's, for a ``candidate_loss``; ``entropies`` and ``divergences``;
+  the diagnostics of ``distillation.compare``. The student's parameters are used only for
+  comparisons.
   """
   student = _plain(student)
 
-  def top_k(whose: Array, log_q: Array) -> dict[str, Array]:
-    ids = jax.lax.top_k(whose, settings.top_k)[1]
-    return {"ids": ids, "candidates": at(log_q, ids)}
+  def top_k(log_p: Array, log_q: Array) -> dict[str, Array]:
+    ids, inside = candidate_set(log_p, log_q, settings.top_k, settings.candidates)
+    found = {"ids": ids, "candidates": at(log_q, ids)}
+    if settings.of_both:
+      found["inside"] = inside
+    if settings.candidate_loss is not None:
+      found["old_log_probs"] = at(log_p, ids)
+    return found
 
   def each(log_p: Array, log_q: Array) -> dict[str, Array]:
     found: dict[str, Array] = {}
@@ -236,7 +250,7 @@ def make_ask(
     if settings.overlap_top_k:
       found |= compare(log_p, log_q, settings.overlap_top_k)
     if settings.form == "top_k":
-      found |= top_k(log_p if settings.candidates == "student" else log_q, log_q)
+      found |= top_k(log_p, log_q)
     return found
 
   def ask(
@@ -446,7 +460,8 @@ def _spread(
   def place(values: Array, other: Array | None) -> Array:
     flat = values.reshape(-1, *values.shape[2:])
     inside = jnp.expand_dims(cells >= 0, tuple(range(2, values.ndim)))
-    return jnp.where(inside, flat[jnp.maximum(cells, 0)], 0 if other is None else other)
+    found = flat[jnp.maximum(cells, 0)]
+    return jnp.where(inside, found, jnp.zeros_like(found) if other is None else other)
 
   return {k: place(v, None if others is None else others[k]) for k, v in answers.items()}
 
@@ -530,13 +545,19 @@ def kept_places(weights: np.ndarray, multiple: int) -> np.ndarray:
 
 def targets_at(answers: Mapping[str, Array], places: Array, form: str) -> TeacherTargets:
   """The scores that the update needs, only for the tokens at ``places``."""
-  index = places[:, :, None]
+
+  def take(name: str) -> Array | None:
+    index = places[:, :, None]
+    return jnp.take_along_axis(answers[name], index, axis=1) if name in answers else None
+
   if form == "full":
-    return TeacherTargets(hidden=jnp.take_along_axis(answers["hidden"], index, axis=1))
-  ids, log_probs = (
-    jnp.take_along_axis(answers[name], index, axis=1) for name in ("ids", "candidates")
+    return TeacherTargets(hidden=take("hidden"))
+  return TeacherTargets(
+    ids=take("ids"),
+    log_probs=take("candidates"),
+    inside=take("inside"),
+    old_log_probs=take("old_log_probs"),
   )
-  return TeacherTargets(ids=ids, log_probs=log_probs)
 
 
 def teacher_divergences(
@@ -548,8 +569,9 @@ def teacher_divergences(
   head: TeacherHead | None,
   settings: DistillationConfig,
   temperature: float,
-) -> Array:
-  """Float32 [B, T]: divergence from the teacher at the kept tokens, 0 at the others.
+) -> tuple[Array, dict[str, Array]]:
+  """Float32 [B, T]: divergence from the teacher (or the loss over candidates) at the kept tokens,
+  0 at the others; and metrics of the latter, [B, T].
 
   The student's hidden states of the kept tokens are gathered first, so that logits are computed
   only for these, ``config.logits_chunk`` time steps at once.
@@ -574,16 +596,36 @@ def teacher_divergences(
       [own, other],
       size=config.logits_chunk,
     )
-  else:
-    assert targets.ids is not None and targets.log_probs is not None
-    rest = settings.rest
-    values = over_vocabulary(
-      lambda log_p, ids, log_q: candidate_divergence(
-        at(log_p, ids), log_q, kind, rest, beta, entropy(log_p) if rest == "floor" else None
-      ),
-      [own],
-      targets.ids,
-      targets.log_probs,
-      size=config.logits_chunk,
+    return put_tokens(values, kept, hidden.shape[1]), {}
+  known = {k: v for k, v in vars(targets).items() if v is not None}
+
+  def of_candidates(log_p: Array, *arrays: Array) -> tuple[Array, dict[str, Array]]:
+    found = TeacherTargets(**dict(zip(known, arrays, strict=True)))
+    return _candidate_loss(log_p, found, settings)
+
+  values, metrics = over_vocabulary(of_candidates, [own], *known.values(), size=config.logits_chunk)
+  return jax.tree.map(lambda x: put_tokens(x, kept, hidden.shape[1]), (values, metrics))
+
+
+def _candidate_loss(
+  log_p: Array, targets: TeacherTargets, settings: DistillationConfig
+) -> tuple[Array, dict[str, Array]]:
+  """The loss that the settings name over candidates, from the student's log-probs [..., vocab]."""
+  assert targets.ids is not None and targets.log_probs is not None
+  own, log_q = at(log_p, targets.ids), targets.log_probs
+  inside = jnp.ones(own.shape, bool) if targets.inside is None else targets.inside
+  if settings.candidate_loss is not None:
+    assert targets.old_log_probs is not None
+    return settings.candidate_loss(
+      CandidateInputs(
+        log_probs=own,
+        old_log_probs=targets.old_log_probs,
+        teacher_log_probs=log_q,
+        inside=inside,
+      )
     )
-  return put_tokens(values, kept, hidden.shape[1])
+  if targets.inside is not None:
+    own, log_q = without_absent(own, inside), without_absent(log_q, inside)
+  entropies = entropy(log_p) if settings.rest == "floor" else None
+  kind, rest = settings.divergence, settings.rest
+  return candidate_divergence(own, log_q, kind, rest, settings.beta, entropies), {}

@@ -79,8 +79,7 @@ class TeacherScores(Signal):
     fields: dict[str, Any] = {"kept": self._places(prepared.weights, count)}
     if settings.form == "sampled":
       return ForUpdate(fields, metrics=metrics)
-    wanted = ("hidden",) if settings.form == "full" else ("ids", "candidates")
-    targets = self._targets({name: answers[name] for name in wanted}, fields["kept"])
+    targets = self._targets(answers, fields["kept"])
     # Exact divergences have one teacher.
     head = self.teachers.head() if settings.form == "full" else None
     return ForUpdate(fields | {"teacher": targets}, head, metrics)

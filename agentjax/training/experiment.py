@@ -319,7 +319,8 @@ class RLStage(AuxiliaryConfig):
         bool(self.teachers) or not live,
         "teachers",
         "at least one with objective.distillation, but for form 'sampled' or 'top_k', keep=1 and "
-        f"overlap_top_k=0 on stored {path}.rollouts",
+        f"overlap_top_k=0 on stored {path}.rollouts, with candidates of one model and no "
+        "candidate_loss",
       )
 
 

@@ -262,13 +262,14 @@ class _UpdateParts:
       temperature=settings.temperature,
       **given,
     )
-    divergences = self._divergences(policy, scores, batch, head)
+    divergences, of_candidates = self._divergences(policy, scores, batch, head)
     predicted = None
     if networks.value is not None:
       predicted = state_values(networks, scores.hidden)
     inputs = fixed.with_scores(scores.log_probs, scores.entropies, predicted, divergences, numbers)
     loss, metrics = self.objective(inputs)
-    metrics = metrics | count_nonfinite(inputs, loss)
+    metrics = metrics | {k: jnp.sum(fixed.shares * v) for k, v in of_candidates.items()}
+    metrics |= count_nonfinite(inputs, loss)
     beside = auxiliary_losses(scores, policy, self.config, batch, whole, settings)
     loss = loss + beside.total
     sums = {**metrics, **beside.metrics, "loss": loss}
@@ -278,10 +279,10 @@ class _UpdateParts:
 
   def _divergences(
     self, policy: Any, scores: TokenScores, batch: UpdateBatch, head: TeacherHead | None
-  ) -> Array | None:
-    """[B, T] from the batch's teacher; None without one."""
+  ) -> tuple[Array | None, dict[str, Array]]:
+    """[B, T] from the batch's teacher, None without one; and metrics [B, T]."""
     if batch.teacher is None:
-      return None
+      return None, {}
     distillation = self.settings.distillation
     assert batch.kept is not None and distillation is not None
     return teacher_divergences(

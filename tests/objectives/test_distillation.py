@@ -12,6 +12,7 @@ from agentjax.objectives import preset
 from agentjax.objectives.distillation import (
   DistillationConfig,
   candidate_divergence,
+  candidate_set,
   compare,
   divergence,
   entropy,
@@ -19,6 +20,7 @@ from agentjax.objectives.distillation import (
   select_tokens,
   soft_or,
   teacher_advantages,
+  without_absent,
 )
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import prepare
@@ -51,6 +53,50 @@ def test_a_divergence_is_zero_at_the_teacher_and_positive_elsewhere(kind, x64):
   np.testing.assert_allclose(divergence(q, q, kind, 0.3), 0, atol=1e-12)
   assert (divergence(p, q, "jsd") <= np.log(2)).all()
   np.testing.assert_allclose(divergence(p, q, "jsd"), divergence(q, p, "jsd"), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+  ("which", "expected"),
+  [
+    ("student", {0, 1}),
+    ("teacher", {1, 2}),
+    ("intersection", {1}),
+    ("union", {0, 1, 2}),
+    ("difference", {0, 2}),
+  ],
+)
+def test_sets_of_candidates_by_hand(which, expected):
+  log_q = jnp.array([-3.0, -0.2, -1.0, -4.0])
+  ids, inside = candidate_set(STUDENT, log_q, 2, which)
+  assert sorted(ids[inside].tolist()) == sorted(expected)  # none twice
+  assert ids.shape[-1] == DistillationConfig(form="top_k", top_k=2, candidates=which).places
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rest", ["renormalise", "bucket", "drop", "floor"])
+def test_places_that_are_not_in_the_set_change_nothing(kind, rest, x64):
+  """Neither the divergence nor its gradient; without any candidate both are 0."""
+  if (kind, rest) == ("jsd", "floor"):
+    return
+  q, top = jax.nn.log_softmax(_random_logits(6, seed=1)), jnp.array([0, 3, 4])
+  inside = jnp.array([True, False, True])
+
+  def loss(logits, inside):
+    p = jax.nn.log_softmax(logits)
+    both = (without_absent(x[top], inside) for x in (p, q))
+    return candidate_divergence(*both, kind, rest, 0.3, entropy(p))
+
+  def few(logits):
+    p = jax.nn.log_softmax(logits)
+    return candidate_divergence(p[top[inside]], q[top[inside]], kind, rest, 0.3, entropy(p))
+
+  logits = _random_logits(6)
+  np.testing.assert_allclose(loss(logits, inside), few(logits), atol=1e-12)
+  np.testing.assert_allclose(jax.grad(loss)(logits, inside), jax.grad(few)(logits), atol=1e-12)
+  if rest != "floor":
+    empty = jax.value_and_grad(loss)(logits, jnp.zeros(3, bool))
+    np.testing.assert_allclose(empty[0], 0, atol=1e-12)
+    np.testing.assert_allclose(empty[1], 0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)

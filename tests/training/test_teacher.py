@@ -261,7 +261,7 @@ def test_divergences_of_kept_tokens_are_those_of_whole_logits(form, kind, rest):
       targets = TeacherTargets(
         ids=jnp.take_along_axis(ids, index, 1), log_probs=jnp.take_along_axis(at_ids, index, 1)
       )
-    values = teacher_divergences(
+    values, _ = teacher_divergences(
       student,
       MODEL,
       hidden,

@@ -152,6 +152,12 @@ def _asked(stage: RLStage) -> DistillationConfig:
       "config.rl.objective.distillation.form='full' needs the teacher in every update; allowed for "
       "stored episodes: 'sampled', or 'top_k' with as many candidates as you like."
     )
+  if any(settings.form == "top_k" and settings.compares_candidates for settings in taught):
+    raise ConfigError(
+      "config.rl.objective.distillation.candidates of both models, and a candidate_loss, need the "
+      "teacher at every step; allowed for stored episodes: candidates='student' or 'teacher', and "
+      "candidate_loss=none."
+    )
   if len(asked) > 1:
     raise ConfigError(
       "config.rl.objective and config.rl.phases ask teachers for different things (form "
