@@ -11,7 +11,9 @@ from agentjax.training.flags import define_config_flag
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
 
-@pytest.mark.parametrize("name", ["opd", "lightning_opd", "lightning_opd_top_k", "dsrl"])
+@pytest.mark.parametrize(
+  "name", ["opd", "opd_top_k", "lightning_opd", "lightning_opd_top_k", "dsrl"]
+)
 def test_a_config_is_valid(name):
   load_experiment(_CONFIGS / f"{name}_word_problems.py").validate()
 

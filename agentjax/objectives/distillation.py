@@ -28,6 +28,7 @@ JSD); 2604.13016 (forms and diagnostics); 2604.13010 (Lightning OPD); 2604.14084
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Literal, get_args
 
 import flax.struct
@@ -81,6 +82,10 @@ class CandidateLoss(Choice):
   """A loss over the candidates of a token with its settings, in the place of a divergence."""
 
   group = "agentjax.candidate_losses"
+
+  @classmethod
+  def built_in(cls) -> Mapping[str, str]:
+    return {"clipped": "agentjax.recipes.opd:ClippedCandidates"}
 
   def __call__(
     self, inputs: CandidateInputs

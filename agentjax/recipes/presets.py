@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from agentjax.objectives.advantage_function import AdvantageChoice, AdvantageTerm
 from agentjax.objectives.advantages import AdvantageConfig
-from agentjax.objectives.distillation import DistillationConfig
+from agentjax.objectives.distillation import CandidateLoss, DistillationConfig
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.policy_loss import PolicyLossConfig
@@ -273,6 +273,14 @@ LIGHTNING_OPD_TOP_K = ObjectiveConfig(
 # 2604.13016: KL on the student's 16 most likely tokens.
 OPD_TOP_K = ObjectiveConfig(
   _UNREWARDED, PolicyLossConfig(), distillation=DistillationConfig(form="top_k")
+)
+# The same candidates in its code: PPO's clip .2 and a dual clip of 3 on the ratio of each.
+OPD_TOP_K_CLIPPED = ObjectiveConfig(
+  _UNREWARDED,
+  PolicyLossConfig(dual_clip=3.0),
+  distillation=DistillationConfig(
+    form="top_k", candidate_loss=CandidateLoss.from_name("clipped", "preset")
+  ),
 )
 # NeMo-RL's distillation: half forward, half reverse KL on the teacher's 64 most likely tokens, the
 # rest of its vocabulary at a log-prob of -100.

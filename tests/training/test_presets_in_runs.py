@@ -158,9 +158,11 @@ def in_a_run(name, folder, monkeypatch):
 
   def ask(settings, policy, batch, sequences, placed):
     del policy, sequences, placed
-    shape = (*batch.token_ids.shape, settings.top_k)
+    shape = (*batch.token_ids.shape, settings.places)
     answers = {"log_probs": batch.behaviour_log_probs + drift(batch, 4)}
     answers |= {"ids": np.zeros(shape, np.int32), "candidates": np.zeros(shape, np.float32)}
+    if settings.candidate_loss is not None:
+      answers["old_log_probs"] = np.zeros(shape, np.float32)
     answers |= {"hidden": np.zeros((*batch.token_ids.shape, 2), np.float32)}
     return answers | {"entropies": 1 + drift(batch, 5), "divergences": np.abs(drift(batch, 6))}
 
