@@ -15,8 +15,28 @@ Where the paper has single turns, tool results stay in the context of later turn
 import pathlib
 
 from agentjax.objectives import preset
+from agentjax.recipes import Recipe
 from agentjax.training import Experiment, load_experiment
 from agentjax.training.experiment import PhaseConfig
+
+RECIPES = (
+  Recipe(
+    name="DSRL (NSR-PreRL, then GRPO)",
+    paper="2604.14142 and its code",
+    changes=(
+      "The first steps make wrong answers less likely without their question, log P(y) in the "
+      "place of log P(y | x); then the reference policy becomes the present one, and GRPO goes on."
+    ),
+    commands=(
+      "python -m agentjax.train --config=configs/dsrl_word_problems.py --workdir=runs/dsrl",
+    ),
+    tests=("tests/objectives/test_distillation.py", "tests/training/test_teacher.py"),
+    data="word problems, generated",
+    figures="docs/distillation.md: no gain at toy size",
+    ours="10 of 40 steps; rates; tool results stay in the context of later turns",
+    page="distillation.md#phases-and-learning-without-the-prompt-dsrl",
+  ),
+)
 
 
 def change(experiment: Experiment) -> Experiment:

@@ -32,9 +32,27 @@ RECIPES = (
     data="word problems, generated",
     ours="tau .1; two passes",
     missing=(
-      "The critic that judges with rubrics and learns in the same run, the PTX loss and the"
-      " falling temperature"
+      "The critic that judges with rubrics and learns in the same run, the token budget with its "
+      "penalty, the PTX loss and the falling temperature"
     ),
+  ),
+  Recipe(
+    name="MuonClip (Kimi K2's optimiser)",
+    paper="2507.20534, second-hand",
+    changes=(
+      "Matrices move by their orthogonalised momentum, .2 sqrt(max(n, m)) in size, all else by "
+      "Adam. After the update the queries and keys of a head whose largest score on the batch was "
+      "above 100 are scaled down."
+    ),
+    commands=(
+      "python -m agentjax.train --config=configs/quickstart.py --workdir=runs/muon_clip \\\n"
+      "  --config.supervised.optimizer.name=muon --config.supervised.qk_clip=100 \\\n"
+      "  --config.rl.optimizer.name=muon --config.rl.qk_clip=100",
+    ),
+    tests=("tests/training/test_optimizer.py", "tests/training/test_qk_clip.py"),
+    data="any; here word problems, generated",
+    ours="rates and weight decay; where heads share a key the query takes the whole factor",
+    page="models.md#training-them",
   ),
 )
 
