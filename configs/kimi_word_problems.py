@@ -31,10 +31,7 @@ RECIPES = (
     tests=("tests/objectives/test_sppo.py", "tests/recipes/test_losses_of_methods.py"),
     data="word problems, generated",
     ours="tau .1; two passes",
-    missing=(
-      "The critic that judges with rubrics and learns in the same run, the token budget with its "
-      "penalty, the PTX loss and the falling temperature"
-    ),
+    missing="The token budget with its penalty, the PTX loss and the falling temperature",
   ),
   Recipe(
     name="MuonClip (Kimi K2's optimiser)",

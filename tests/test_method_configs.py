@@ -21,10 +21,10 @@ _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _SUCCESSES = about.RECIPES[0].commands[0].replace("\\\n", " ")
 _TOY = ("agentspec", "meds", "moclip", "self_play_preference", "sppo", "tessy")
 _COMBINED = """a3t agent0 agent_rlvr agentcpm artist dart deep_analyze grpo_tcr ipa istar kimi
-ppr""".split()
+ppr self_critique""".split()
 _CHANGES = dict.fromkeys(("agent0", "grpo_tcr"), ("--config.rl.tasks_per_step=4",))
 _FROM_FILES = """c2_judged genrm_judged rational_rewards_judged rubric_judged
-supervised""".split()
+self_critique_questions supervised""".split()
 
 
 @pytest.mark.parametrize(
