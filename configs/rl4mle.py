@@ -2,11 +2,13 @@ r"""RL for machine-learning engineering at toy size: turns count by the time tha
 
   python -m agentjax.train --config=configs/rl4mle.py --workdir=runs/rl4mle
   python -m agentjax.train --config=configs/rl4mle.py --workdir=runs/ppo \
-      --config.rl.objective.advantage.terms=
+      --config.rl.objective.advantage.terms= --config.rollout.sampler=independent
 
 2509.01684, second-hand: asynchronous PPO whose gradient weighs a turn by the seconds of its
-programs, and partial credit for milestones, which the host measures. Programs take some hundredths
-of a second here, so that a turn counts as .01 s at least. The second command is PPO.
+programs, and partial credit for milestones, which the host measures. Half of the episodes begin
+from a program of another of their group, with its score, and are asked for a better one. Programs
+take some hundredths of a second here, so that a turn counts as .01 s at least. The second command
+is PPO.
 Data sets and milestones are those of the world "mle"; model, warm start and rates are ours, for a
 machine without accelerator.
 """
@@ -15,34 +17,14 @@ from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import preset
-from agentjax.recipes import Recipe
 from agentjax.recipes.credit import DurationTerm
+from agentjax.recipes.rl4mle import ImproveConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.text import TokenizerConfig
 from agentjax.training import Experiment, HeldOutConfig, OptimizerConfig, RLStage, SupervisedStage
 from agentjax.worlds.mle import MleWorldConfig
-
-RECIPES = (
-  Recipe(
-    name="RL for machine-learning engineering (rl4mle)",
-    paper="2509.01684, second-hand",
-    changes=(
-      "The advantage of a turn is multiplied by the seconds of its calls over the mean of the "
-      "step: short programs run more often within an hour and would otherwise learn more. "
-      "Milestones are paid in part."
-    ),
-    commands=("python -m agentjax.train --config=configs/rl4mle.py --workdir=runs/rl4mle",),
-    tests=("tests/recipes/credit/test_terms.py",),
-    data="data sets, generated; --config.data.path=DIR reads folders of your own",
-    ours="the weights of the milestones; a failure earns 0, not -10; .01 s at least a turn",
-    missing=(
-      "Half of the paper's prompts ask for a better version of an earlier solution; here none does"
-    ),
-    page="objectives.md#terms",
-  ),
-)
 
 
 def get_config() -> Experiment:
@@ -62,7 +44,12 @@ def get_config() -> Experiment:
     ),
     engine=EngineConfig(slots=16, max_length=2048, chunk_tokens=16),
     rollout=RolloutConfig(
-      group_size=4, max_turns=3, max_tokens_per_turn=512, max_total_tokens=2048, concurrency=16
+      group_size=4,
+      max_turns=3,
+      max_tokens_per_turn=512,
+      max_total_tokens=2048,
+      concurrency=16,
+      sampler=ImproveConfig(part="mle_score", most_characters=1200),
     ),
     supervised=SupervisedStage(
       steps=200,
