@@ -15,10 +15,16 @@ RECIPES = (
       "  --output=DIR/train.jsonl --judge.base_url=http://localhost:8000/v1 --judge.model=judge",
       "python -m agentjax.train --config=configs/supervised.py --config.pretrained=FOLDER \\\n"
       "  --config.data.path=DIR --workdir=runs/primed",
+      "python -m agentjax.train --config=configs/qwen3_gsm8k_python.py \\\n"
+      "  --config.pretrained=FOLDER --config.start_from=runs/primed --config.data.path=GSM8K \\\n"
+      "  --workdir=runs/grpo",
     ),
     tests=("tests/recipes/behavior_priming",),
-    data="trajectories.jsonl, a conversation a row; rows may name their behaviours themselves",
-    ours="the words in which the judge is asked",
+    data=(
+      "trajectories.jsonl, a conversation a row; rows may name their behaviours themselves. The "
+      "last command reads GSM8K from a folder; the paper has questions of research on the web"
+    ),
+    ours="the words in which the judge is asked; the tasks of the last command",
     page="supervised.md",
   ),
 )
