@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from agentjax.config import Config, NonNegativeFloat, PositiveInt, Range
+from agentjax.trajectory.builder import leaves, path
 from agentjax.trajectory.record import Flag, Segment, Status, Trajectory
 
 _BASES = ("none", "role", "observations")
@@ -23,6 +24,7 @@ WeightRule = Literal[
   "incomplete_unless_repetitive",
   "repetitive",
   "special_tokens",
+  "leaves",
 ]
 
 
@@ -40,7 +42,10 @@ class WeightConfig(Config):
       truncated or that an infrastructure or verifier fault ended. "incomplete_unless_repetitive":
       the same, but one that was truncated while it repeated itself keeps its weight, as a failure
       (LongCat-Flash-Thinking). "repetitive": 0 on a trajectory that repeats itself (SPEAR).
-      "special_tokens": ``special_token_factor`` on ``special_token_ids`` (Unify-Agent).
+      "special_tokens": ``special_token_factor`` on ``special_token_ids`` (Unify-Agent). "leaves":
+      the number of branches of the episode that share the token, so that sums over the tree are
+      sums over its branches as if each were an episode (KAT-Coder); without it a shared token
+      counts once.
     error_factor: >= 0, used by "error_masked" and "partial"; the papers have 0.
     repeated_tokens, repetitions: a trajectory repeats itself where one run of ``repeated_tokens``
       tokens stands ``repetitions`` times or more in the turns of its policy together. 20 and 10 in
@@ -178,6 +183,14 @@ def _special_tokens(trajectory: Trajectory, config: WeightConfig) -> _Factors:
   return [np.where(np.isin(s.token_ids, ids), factor, np.float32(1.0)) for s in trajectory.segments]
 
 
+def _leaves(trajectory: Trajectory, config: WeightConfig) -> _Factors:
+  counts = [0.0] * len(trajectory.segments)
+  for leaf in leaves(trajectory):
+    for index in path(trajectory, leaf):
+      counts[index] += 1.0
+  return counts
+
+
 _RULES: dict[str, Callable[[Trajectory, WeightConfig], _Factors]] = {
   "none": _none,
   "role": _role,
@@ -188,4 +201,5 @@ _RULES: dict[str, Callable[[Trajectory, WeightConfig], _Factors]] = {
   "incomplete_unless_repetitive": _incomplete_unless_repetitive,
   "repetitive": _repetitive,
   "special_tokens": _special_tokens,
+  "leaves": _leaves,
 }

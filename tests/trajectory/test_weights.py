@@ -192,3 +192,18 @@ def test_applying_rules_leaves_the_record_alone():
 def test_a_bad_setting_is_named(config, field):
   with pytest.raises(ConfigError, match=field):
     config.validate("weights")
+
+
+def test_a_token_counts_as_often_as_branches_share_it():
+  builder = TrajectoryBuilder(step=0, task_id=0, sample=0, source="s")
+  builder.append("user", [1])
+  shared = builder.append_sampled([2, 3], [-1, -1], [0, 0], 0)
+  middle = builder.append_sampled([4], [-1], [0], 0)
+  builder.append_sampled([5], [-1], [0], 0)
+  builder.append_sampled([6], [-1], [0], 0, parent=middle)
+  builder.append_sampled([7], [-1], [0], 0, parent=shared)
+  builder.append("user", [8], parent=None)
+  found = token_weights(builder.build(), WeightConfig(rules=("role", "leaves")))
+  assert [w.tolist() for w in found[:6]] == [[0], [3, 3], [2], [1], [1], [1]]
+  once = token_weights(builder.build(), WeightConfig())
+  assert [w.tolist() for w in once[:6]] == [[0], [1, 1], [1], [1], [1], [1]]
