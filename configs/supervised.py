@@ -51,7 +51,7 @@ RECIPES = (
     tests=("tests/training/test_demonstrations.py", "tests/trajectory/test_weights.py"),
     data=f'{_DATA}; answers of failed calls with the flag "tool_error"',
     ours="rate, batch and steps",
-    missing="Rewards from several true answers and training on a tree of shared histories",
+    missing="Rewards from several true answers, and the early stop of a rollout that deviates",
     page="supervised.md",
   ),
   Recipe(
