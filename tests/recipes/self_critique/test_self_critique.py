@@ -120,6 +120,31 @@ def test_critiques_are_compared_with_each_other_alone(run):
   assert found[:SIZE] == pytest.approx(alone)
 
 
+def test_verifiable_tasks_turn_a_critic_that_prefers_the_wrong_answers(run):
+  """A policy of two critics, one that prefers larger numbers and one that prefers smaller ones."""
+  random, logit, drawn = np.random.default_rng(0), -1.0, []
+
+  def critic(first, second):
+    drawn.append(random.random() < 1 / (1 + np.exp(-logit)))
+    verdict = larger(first, second)
+    return verdict if drawn[-1] else f"#### {3 - int(verdict[-1])}"
+
+  def on_open_task():
+    drawn.clear()
+    members = play(run, NUMBERS, critic)
+    return members[1].reward.value - members[0].reward.value  # of the answers 9 and 4
+
+  before = np.mean([on_open_task() for _ in range(20)])
+  for _ in range(20):
+    drawn.clear()
+    members = play(run, NUMBERS, critic, task=make_task(1, answer="9"))
+    for one, advantage in zip(members[SIZE:], advantages(members)[SIZE:], strict=True):
+      chosen = one.reward.value == 1  # it preferred the larger number
+      logit += 0.3 * advantage * (chosen - 1 / (1 + np.exp(-logit)))  # d log p / d logit
+  after = np.mean([on_open_task() for _ in range(20)])
+  assert before < -0.2 and after > 0.8 and logit > 2
+
+
 @pytest.mark.parametrize("mark", ["#### 1", "#### 2", "#### 0", "no verdict"])
 def test_a_critic_that_looks_at_the_order_alone_prefers_nobody(run, mark):
   members = play(run, NUMBERS, lambda *_: mark)
