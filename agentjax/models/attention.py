@@ -148,13 +148,16 @@ def attention(
   segment_ids: Int[Array, "batch time"],
   positions: Int[Array, "batch time"],
   sight: Sight | None = None,
+  added: Float[Array, "batch time kv_heads head_dim"] | None = None,
 ) -> tuple[Float[Array, "batch time embed"], Float[Array, " heads"] | None]:
   """``softmax(q kᵀ / sqrt(head_dim)) v``, causal and within a segment, or as ``sight`` says.
+
+  ``added`` is added to the values.
 
   Returns:
     The output, and with ``record_max_scores`` the largest score of each head.
   """
-  query, key, value = project_heads(params, x, config, positions)
+  query, key, value = project_heads(params, x, config, positions, added)
   scale, block = config.head_dim**-0.5, config.attention_block
   top = None
   if config.record_max_scores:
@@ -182,6 +185,7 @@ def attention_extend(
   positions: Int[Array, "rows time"],
   counts: Int[Array, " rows"] | Bool[Array, " rows"],
   sees: Int[Array, "rows time"] | None = None,
+  added: Float[Array, "rows time kv_heads head_dim"] | None = None,
 ) -> tuple[Float[Array, "rows time embed"], KVCache]:
   """Appends ``counts[r]`` tokens to slot ``rows[r]`` and attends over all the slot holds.
 
@@ -191,8 +195,9 @@ def attention_extend(
     positions: place of each token in its slot.
     counts: tokens of each row that are not right padding.
     sees: last place of the slot that each token sees; None is its own.
+    added: to the values.
   """
-  query, key, value = project_heads(params, x, config, positions)
+  query, key, value = project_heads(params, x, config, positions, added)
   cache = append_rows(cache, key, value, rows=rows, positions=positions, counts=counts)
   scale = config.head_dim**-0.5
   out = attend_cache(
@@ -297,9 +302,16 @@ def append_rows(
 
 
 def project_heads(
-  params: Attention, x: Array, config: ModelConfig, positions: Array
+  params: Attention,
+  x: Array,
+  config: ModelConfig,
+  positions: Array,
+  added: Array | None = None,
 ) -> tuple[Array, Array, Array]:
-  """Query [B, T, heads, head_dim], key and value [B, T, kv_heads, head_dim]."""
+  """Query [B, T, heads, head_dim], key and value [B, T, kv_heads, head_dim].
+
+  ``added`` is added to the values.
+  """
   pairs = (
     (params.query, params.query_bias),
     (params.key, params.key_bias),
@@ -312,7 +324,7 @@ def project_heads(
   turned = rotary(config)
   if turned is not None:
     query, key = (rotate(v, positions, turned.frequencies) for v in (query, key))
-  return query, key, value
+  return query, key, value if added is None else value + added
 
 
 def rotary(config: ModelConfig) -> Rotary | None:

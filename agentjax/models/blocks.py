@@ -139,9 +139,9 @@ class BlockKind:
   """The functions of a kind of block; all are pure.
 
   ``given`` is the stack's further input to this block, or None. For blocks with a router it holds
-  expert ids [..., choices] that replace the router's choice; with a ``stream`` it is the result of
-  ``give``, and x is the opened stream. ``experts`` are the expert ids that were used, None without
-  a router.
+  expert ids [..., choices] that replace the router's choice; with ``reads_tokens`` the token ids;
+  with a ``stream`` it is the result of ``give``, and x is the opened stream. ``experts`` are the
+  expert ids that were used, None without a router.
 
   Attributes:
     spec: ``config -> params``, a tree of ParamSpec.
@@ -161,6 +161,7 @@ class BlockKind:
       joined; a kind without entries needs none.
     note: ``entry -> entry`` of an empty slot that also keeps what ``join`` needs to know.
     routes: whether it has a router.
+    reads_tokens: whether it is given the token ids [...].
     stream: kind of stream between such blocks, which then make up the whole pattern; None is an
       array.
   """
@@ -173,6 +174,7 @@ class BlockKind:
   join: Callable[[Any, Sequence[Any], Any, ModelConfig], Any] | None = None
   note: Callable[[Any], Any] = _same
   routes: bool = False
+  reads_tokens: bool = False
   stream: StreamKind | None = None
 
 
@@ -190,6 +192,7 @@ def residual_block(
   init_cache: Callable[[ModelConfig, int, int], Any] = _empty,
   join: Callable[[Any, Sequence[Any], Any, ModelConfig], Any] | None = None,
   routes: bool = False,
+  reads_tokens: bool = False,
 ) -> BlockKind:
   """A pre-norm block ``x + mixer(norm x)``.
 
@@ -197,7 +200,7 @@ def residual_block(
     mixer_spec: of the mixer's parameters; the norm's are added.
     forward, extend, step: as in ``BlockKind``, from the normed stream to the array that is added.
     join: as in ``BlockKind``, with the mixer's parameters.
-    init_cache, routes: as in ``BlockKind``.
+    init_cache, routes, reads_tokens: as in ``BlockKind``.
   """
 
   def spec(config: ModelConfig) -> Block:
@@ -224,6 +227,7 @@ def residual_block(
     step=decode(step),
     join=None if join is None else lambda params, *of: join(params.mixer, *of),
     routes=routes,
+    reads_tokens=reads_tokens,
   )
 
 
@@ -323,6 +327,7 @@ _FAMILIES = "agentjax.adapters.model_families"
 # Blocks that only one family of models has, by name.
 _NAMED = {
   "S": f"{_FAMILIES}.longcat_flash:BLOCK",
+  "V": f"{_FAMILIES}.parcae:BLOCK",
   **{kind: f"{_FAMILIES}.gemma4_block:BLOCKS.{kind}" for kind in GEMMA_KINDS},
 }
 

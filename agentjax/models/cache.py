@@ -489,7 +489,7 @@ def _run_stack(
   """The stream after the last block, the entries of all blocks, the experts of each router."""
   x, per_layer = open_stream(params, config, token_ids, embedded)
   sections, start = [], 0
-  given = given_to_blocks(config, None, per_layer)
+  given = given_to_blocks(config, None, per_layer, token_ids)
   for pattern in config.sections:
     here = slice(start, start + len(pattern))
     sections.append(DecodeSection(pattern, params.blocks[here], cache.blocks[here], given[here]))
@@ -498,7 +498,8 @@ def _run_stack(
   passes = pass_kind(config)
   if passes is None:
     return run(x, sections[0])
-  return passes.decode(getattr(params, passes.field), x, tuple(sections), config, where, run)
+  own = getattr(params, passes.field)
+  return passes.decode(own, x, token_ids, tuple(sections), config, where, run)
 
 
 def run_section(

@@ -30,6 +30,7 @@ KINDS = {
   "G": "Gemma 4 layer, global, its keys and values are lent to 'R'",
   "r": "Gemma 4 layer, local, reads the keys and values of 'L'",
   "R": "Gemma 4 layer, global, reads the keys and values of 'G'",
+  "V": "attention, with a value embedding",
   "x": "Gemma 4 layer, local, with a mixture of experts",
   "X": "Gemma 4 layer, global, with a mixture of experts",
 }
@@ -129,7 +130,7 @@ class MtpConfig(Config):
   def validate(self, path: str = "config") -> None:
     super().validate(path)
     require = self.requirements(path)
-    kinds = {k: v for k, v in KINDS.items() if k in BUILT_IN and k not in GEMMA_KINDS}
+    kinds = {k: v for k, v in KINDS.items() if k in BUILT_IN and k not in "V" + GEMMA_KINDS}
     require(
       bool(self.pattern) and set(self.pattern) <= set(kinds),
       "pattern",
@@ -148,9 +149,13 @@ class LoopConfig(Config):
     gradient_depth: last iterations of a sequence that gradients go through; None is half the mean,
       rounded up.
     start: state before the first iteration. "normal" draws every token's from a normal of the
-      embedding's standard deviation, cut at three of them.
-    start_seed: seed of that draw, which is addressed by the place of a token in its sequence, so
-      that training, scoring and decoding draw the same; the addressing is ours.
+      embedding's standard deviation, cut at three of them, as Parcae does.
+    start_by: what the draw is addressed by in scoring and sampling, so that both draw the same;
+      ours, Parcae's code draws anew in every call. "sequence": the ids of the sequence up to the
+      token, so that sequences differ from the first id on in which they differ. Slots then keep a
+      hash of their ids. "place": the place of the token, the same for all sequences.
+    start_seed: of that draw. Supervised training adds a number that each sequence draws in each
+      update, so that no two sequences and no two updates start alike, as in Parcae.
   """
 
   prelude: NonNegativeInt = 2
@@ -159,6 +164,7 @@ class LoopConfig(Config):
   eval_depth: PositiveInt | None = None
   gradient_depth: PositiveInt | None = None
   start: Literal["normal", "zeros"] = "normal"
+  start_by: Literal["sequence", "place"] = "sequence"
   start_seed: NonNegativeInt = 0
 
   @property
@@ -184,9 +190,9 @@ class ModelConfig(Config):
   """A stack of pre-norm residual blocks, one character of ``pattern`` each.
 
   ``M`` Mamba-2, ``*`` attention, ``-`` MLP, ``E`` mixture of experts, as in Nemotron-H
-  (2504.03624); a Llama or Qwen layer is ``*-``, one with latent attention ``A-``. ``S`` is a whole
-  layer of LongCat-Flash; a Gemma 4 model consists of ``lgLGrRxX`` (see ``KINDS``). The defaults are
-  a small hybrid of ours that trains on a CPU.
+  (2504.03624); a Llama or Qwen layer is ``*-``, one with latent attention ``A-``, every
+  second one of Parcae ``V-``. ``S`` is a whole layer of LongCat-Flash; a Gemma 4 model consists of
+  ``lgLGrRxX`` (see ``KINDS``). The defaults are a small hybrid of ours that trains on a CPU.
 
   Attributes:
     vocab_size: rows of the embedding; at least the tokenizer's vocabulary.
@@ -383,7 +389,7 @@ class ModelConfig(Config):
       + "; a block of your own after models.register_block: import the module that calls it",
     )
     ahead = "" if self.mtp is None else self.mtp.pattern
-    shares_heads = bool(set("*" + GEMMA_KINDS) & set(self.pattern + ahead))
+    shares_heads = bool(set("*V" + GEMMA_KINDS) & set(self.pattern + ahead))
     require(
       not shares_heads or self.num_heads % self.num_kv_heads == 0,
       "num_kv_heads",
@@ -494,10 +500,10 @@ class ModelConfig(Config):
       core = self.sections[1]
       # A router would choose again in every iteration, but replay has only one choice.
       require(
-        bool(core) and set(core) <= set("*-MA"),
+        bool(core) and set(core) <= set("*V-MA"),
         "loop.prelude",
-        f"with coda={self.loop.coda} what leaves a core of '*', '-', 'M' and 'A' blocks between "
-        f"them (pattern={self.pattern!r}, core={core!r})",
+        f"with coda={self.loop.coda} what leaves a core of '*', 'V', '-', 'M' and 'A' blocks "
+        f"between them (pattern={self.pattern!r}, core={core!r})",
       )
     require(
       self.second_pass is None or (self.loop is None and set(self.pattern) <= set("*-")),

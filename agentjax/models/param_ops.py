@@ -19,7 +19,7 @@ Array = jax.Array
 
 def qk_clip_obstacle(config: ModelConfig) -> str | None:
   """Why the scores of this model cannot be clipped, or None if they can."""
-  if not set("*AS") & set(config.pattern):
+  if not set("*VAS") & set(config.pattern):
     return "no block of model.pattern has attention"
   if config.gemma is not None or config.qk_norm:
     return "queries and keys are normed, which bounds their products"

@@ -47,15 +47,16 @@ class PassKind:
   Attributes:
     field: of ModelConfig and Params.
     spec: ``config -> params`` of its own, a tree of ParamSpec.
-    forward: ``(params, x, sections, config, rows, depths, run) -> (x, reports)``: the stream after
-      all sections of ``config.sections``, and what every block reports. ``run`` applies a section;
-      another table of ``kinds`` can be given to it.
-    decode: ``(params, x, sections, config, where, run) -> (x, entries, experts)``, the same over
-      slots; ``where`` and ``kinds`` can be given to ``run``.
+    forward: ``(params, x, token_ids, sections, config, rows, drawn, run) -> (x, reports)``: the
+      stream after all sections of ``config.sections``, and what every block reports. ``drawn`` is
+      of ``draw``, or None. ``run`` applies a section; another table of ``kinds`` can be given to
+      it.
+    decode: ``(params, x, token_ids, sections, config, where, run) -> (x, entries, experts)``, the
+      same over slots; ``where`` and ``kinds`` can be given to ``run``.
     init_entries: ``(config, slots, length) -> entries``: what slots keep for every block of the
       pattern; the leading axis of all arrays is the slot.
-    sample_depths: ``(config, key, sequence_ids) -> depths`` int32 [B, T]: how often the blocks run
-      on each sequence in training; None where that is fixed.
+    draw: ``(config, key, sequence_ids) -> drawn``, a tree of arrays [B, T]: what sequences draw in
+      an update of supervised training, such as how often the blocks run; None where nothing is.
   """
 
   field: str
@@ -63,7 +64,7 @@ class PassKind:
   forward: Callable[..., tuple[Array, list[Any]]]
   decode: Callable[..., tuple[Array, tuple[Any, ...], list[Array]]]
   init_entries: Callable[[ModelConfig, int, int], tuple[Any, ...]]
-  sample_depths: Callable[[ModelConfig, Array, Array], Array] | None = None
+  draw: Callable[[ModelConfig, Array, Array], Any] | None = None
 
 
 def pass_kind(config: ModelConfig) -> PassKind | None:

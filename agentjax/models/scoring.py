@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,7 @@ def score_tokens(
   *,
   temperature: float | Array = 1.0,
   experts: Int[Array, "routers batch time choices"] | None = None,
-  depths: Int[Array, "batch time"] | None = None,
+  drawn: Any = None,
   kept: Int[Array, "batch kept"] | None = None,
   sets: TokenSets | None = None,
 ) -> TokenScores:
@@ -52,7 +53,7 @@ def score_tokens(
   The gradient runs the inside of each block again, from the exact stream before it.
 
   Args:
-    params, config, token_ids, segment_ids, positions, experts, depths: see ``forward``. With
+    params, config, token_ids, segment_ids, positions, experts, drawn: see ``forward``. With
       ``exact_chunk`` C divides T, and every sequence starts at a multiple of C in its row, as
       ``trajectory.packing.pack`` does with ``align=C``.
     temperature: divides the logits; above 0. No gradient reaches it.
@@ -73,7 +74,7 @@ def score_tokens(
     _check_exact(config, experts, kept)
     out, scores = _exact(params, config, *rows, targets, temperature)
   else:
-    out = forward(params, config, *rows, experts=experts, depths=depths)
+    out = forward(params, config, *rows, experts=experts, drawn=drawn)
     # Token t is predicted from the hidden state before it.
     if kept is None:
       scores = score_targets(params, config, out.hidden, targets, temperature)

@@ -220,7 +220,7 @@ def forward(
   positions: Int[Array, "batch time"],
   *,
   experts: Int[Array, "routers batch time choices"] | None = None,
-  depths: Int[Array, "batch time"] | None = None,
+  drawn: Any = None,
   anchors: Float[Array, "blocks batch time embed"] | None = None,
   captured: Int[Array, "batch places"] | None = None,
   sight: Sight | None = None,
@@ -237,8 +237,8 @@ def forward(
       convolution, nor state reaches across.
     positions: [B, T], place of the token in its sequence.
     experts: expert ids that replace the choice of every router.
-    depths: iterations of a looped core, one number for all tokens of a sequence (see
-      ``PassKind.sample_depths``); None is ``config.loop.fixed_depth``.
+    drawn: what ``PassKind.draw`` gives: of a looped core its iterations and where its states start.
+      None is what scoring and sampling take.
     anchors: the stream after every block from another computation of the same function. It replaces
       the block's own result and gets its gradient (see ``anchored``).
     captured: places in their rows at which the stream after every block is wanted.
@@ -247,7 +247,7 @@ def forward(
     kinds: what each character of the pattern runs; parameters are those of ``KINDS``.
 
   Raises:
-    ValueError: depths for a model without a looped core; captured or kinds for one whose blocks run
+    ValueError: drawn for a model without a looped core; captured or kinds for one whose blocks run
       more than once; sight for one of which ``config.check_sight`` says so.
   """
   passes = pass_kind(config)
@@ -258,12 +258,12 @@ def forward(
     )
   if sight is not None:
     config.check_sight()
-  if depths is not None and (passes is None or passes.sample_depths is None):
-    raise ValueError("depths were given, but nothing loops: set config.loop, or leave them out.")
+  if drawn is not None and (passes is None or passes.draw is None):
+    raise ValueError("drawn was given, but nothing loops: set config.loop, or leave it out.")
   x, per_layer = open_stream(params, config, token_ids, embedded)
   x = _pin(x, config)
   rows = Rows(segment_ids, positions, captured, sight)
-  given = given_to_blocks(config, experts, per_layer)
+  given = given_to_blocks(config, experts, per_layer, token_ids)
   if anchors is not None:
     given = tuple(_Given(*pair) for pair in zip(given, anchors, strict=True))
   sections = _sections(params.groups, given, config)
@@ -272,7 +272,7 @@ def forward(
     x, reports = run(x, sections[0], kinds=kinds)
   else:
     own = getattr(params, passes.field)
-    x, reports = passes.forward(own, x, sections, config, rows, depths, run)
+    x, reports = passes.forward(own, x, token_ids, sections, config, rows, drawn, run)
   routings = [report.routing for report in reports if report.routing is not None]
   scores = [report.max_scores for report in reports if report.max_scores is not None]
   streams = [report.captured for report in reports if report.captured is not None]
@@ -317,16 +317,17 @@ def open_stream(
   None in models that have none. ``embedded`` takes the place of the embeddings.
   """
   table, stream = params.embedding.astype(config.dtype), stream_kind(config)
-  x = _embed(table, token_ids) if embedded is None else embedded.astype(config.dtype)
+  x = look_up(table, token_ids) if embedded is None else embedded.astype(config.dtype)
   return (x, None) if stream is None else stream.open(x, params.per_layer, config, token_ids)
 
 
-def _embed(table: Array, token_ids: Array) -> Array:
-  """``table[token_ids]``; over a mesh each device looks up its own tokens.
+def look_up(table: Array, token_ids: Array) -> Array:
+  """``table[token_ids]``, of a table whose axes are "vocab" and "embed".
 
-  Otherwise the compiler would sum a gradient of the whole table on every device.
+  Over a mesh each device looks up its own tokens, except one token a row. Otherwise the compiler
+  would sum a gradient of the whole table on every device.
   """
-  if token_ids.ndim != 2 or table.shape[0] % ways("vocab"):
+  if token_ids.ndim != 2 or token_ids.shape[1] == 1 or table.shape[0] % ways("vocab"):
     return table[token_ids]
 
   def part(table: Array, token_ids: Array) -> Array:
@@ -350,14 +351,20 @@ def close_stream(x: Any, config: ModelConfig) -> Float[Array, "*lead embed"]:
 
 
 def given_to_blocks(
-  config: ModelConfig, experts: Array | None, per_layer: Array | None
+  config: ModelConfig,
+  experts: Array | None,
+  per_layer: Array | None,
+  token_ids: Int[Array, "*lead"] | None = None,
 ) -> tuple[Any, ...]:
   """The further input of each block of the pattern (see ``BlockKind``)."""
   remaining = iter(() if experts is None else experts)
   chosen = (next(remaining, None) if KINDS[kind].routes else None for kind in config.pattern)
   stream = stream_kind(config)
   if stream is None:
-    return tuple(chosen)
+    return tuple(
+      token_ids if KINDS[kind].reads_tokens else ids
+      for kind, ids in zip(config.pattern, chosen, strict=True)
+    )
   return tuple(stream.give(per_layer, i, ids) for i, ids in enumerate(chosen))
 
 

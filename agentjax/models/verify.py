@@ -89,7 +89,7 @@ def verify(
   positions = cache.lengths[:, None] + jnp.arange(window)
   appended = Appended(rows, positions, jnp.where(active, window, 0))
   x, per_layer = open_stream(params, config, token_ids)
-  given = given_to_blocks(config, None, per_layer)
+  given = given_to_blocks(config, None, per_layer, token_ids)
   section = DecodeSection(config.pattern, params.blocks, cache.blocks, given)
   x, pending, routed = run_section(x, section, config=config, where=appended, kinds=EVERY_SLOT)
   hidden = rms_norm(close_stream(x, config), params.final_norm, config.norm_eps)

@@ -54,7 +54,7 @@ def make_ready(
   batch: Batch,
   prepared: Prepared,
   given: ForUpdate | None = None,
-  depths: jax.Array | None = None,
+  drawn: Any = None,
   numbers: Mapping[str, Any] | None = None,
 ) -> Ready:
   """What an update reads of a batch.
@@ -64,12 +64,12 @@ def make_ready(
     batch: [B, T], on the mesh.
     prepared: of the batch.
     given: what signals add.
-    depths: iterations of a looped core, [B, T].
+    drawn: see ``UpdateBatch``.
     numbers: of the objective's schedules.
   """
   given = given or ForUpdate()
   experts = batch.columns.get("experts")
-  whole = UpdateBatch(batch.token_ids, batch.positions, prepared, experts, depths, **given.fields)
+  whole = UpdateBatch(batch.token_ids, batch.positions, prepared, experts, drawn, **given.fields)
   kept = whole.kept is not None
   count = rows.used(batch.segment_ids)
   return Ready(prepared, rows.split(whole), count, kept, given.head, numbers or {})

@@ -61,10 +61,10 @@ class SupervisedSteps:
     # 0, 1 and 2 address the initial parameters.
     key = jax.random.fold_in(jax.random.key(parts.experiment.seed), 3)
     passes = pass_kind(parts.model)
-    draw = None if passes is None else passes.sample_depths
-    self._depths = None
+    draw = None if passes is None else passes.draw
+    self._draw = None
     if draw is not None:
-      self._depths = jax.jit(
+      self._draw = jax.jit(
         lambda step, sequences: draw(parts.model, jax.random.fold_in(key, step), sequences)
       )
     self._token_sets: TokenSetSource | None = None
@@ -74,10 +74,10 @@ class SupervisedSteps:
     packed = self._pack(tasks)
     batch = self._rows.place(packed)
     prepared = self._prepare(batch)
-    depths = None
-    if self._depths is not None:
-      # Reinforcement learning uses the depth of sampling.
-      depths = self._depths(state.step, batch.segment_ids)
+    drawn = None
+    if self._draw is not None:
+      # Reinforcement learning uses the depth and the start states of sampling.
+      drawn = self._draw(state.step, batch.segment_ids)
     given: dict[str, Any] = {}
     if self._noise is not None:
       given["marks"] = self._noise(batch.weights, state.step + 1)
@@ -86,7 +86,7 @@ class SupervisedSteps:
         self._token_sets = self._settings.token_sets.build(self._tools())
       kept = kept_places(np.asarray(packed.weights), time_multiple(self._states.mesh))
       given |= {"kept": kept, "sets": self._token_sets.at(tasks, packed, kept)}
-    ready = make_ready(self._rows, batch, prepared, ForUpdate(given), depths)
+    ready = make_ready(self._rows, batch, prepared, ForUpdate(given), drawn)
     state, values, _ = run_update(self._update, state, ready, self._states.mesh)
     return counted(state), values
 

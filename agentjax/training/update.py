@@ -44,8 +44,8 @@ Array = jax.Array
 class UpdateBatch:
   """What one update reads: rows of tokens, and what ``prepare`` says of them. Arrays [B, T].
 
-  ``experts`` are [B, T, routers, choices] as in ``Batch``; None lets the routers choose. ``depths``
-  are the iterations of a looped core (``models.PassKind``); None is its fixed depth. ``kept``
+  ``experts`` are [B, T, routers, choices] as in ``Batch``; None lets the routers choose. ``drawn``
+  is what sequences draw where blocks run more than once (``models.PassKind``), or None. ``kept``
   are the places of the tokens that are scored (``score_tokens``); None scores all. ``teacher`` is
   what a teacher says of those; with ``sets`` the softmax of those runs over these tokens alone.
   ``marks`` is what ``UpdateSettings.score`` takes.
@@ -55,7 +55,7 @@ class UpdateBatch:
   positions: Array
   prepared: Prepared
   experts: Array | None = None
-  depths: Array | None = None
+  drawn: Any = None
   kept: Array | None = None
   teacher: TeacherTargets | None = None
   sets: TokenSets | None = None
@@ -251,7 +251,7 @@ class _UpdateParts:
     policy = full_policy(networks, reference, settings.lora)
     given: dict[str, Any] = {"marks": batch.marks}
     if settings.score is None:
-      given = {name: getattr(batch, name) for name in ("depths", "kept", "sets")}
+      given = {name: getattr(batch, name) for name in ("drawn", "kept", "sets")}
       given["experts"] = replayed(batch.experts)
     scores = (settings.score or score_tokens)(
       policy,
@@ -306,7 +306,7 @@ class _UpdateParts:
       one = _take(batches, i)
       ids = (one.token_ids, one.prepared.segment_ids, one.positions)
       routing = forward(
-        policy, self.config, *ids, experts=replayed(one.experts), depths=one.depths
+        policy, self.config, *ids, experts=replayed(one.experts), drawn=one.drawn
       ).routing
       assert routing is not None
       return routing.load

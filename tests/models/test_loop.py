@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentjax import models
-from agentjax.adapters.model_families.parcae import Injection, decay_and_step, sample_depths
+from agentjax.adapters.model_families.parcae import (
+  Draws,
+  Injection,
+  decay_and_step,
+  draw_sequences,
+  hash_histories,
+  sample_depths,
+  start_states,
+)
 from agentjax.config import ConfigError
 from agentjax.models.blocks import KINDS, Rows
 from agentjax.models.stack import unstack
@@ -94,7 +102,7 @@ def test_sequences_of_different_depth_in_one_row_are_the_programs_written_out(ti
 
   @jax.jit
   def ours(params, depths):
-    hidden = models.forward(params, config, *packed, depths=depths).hidden
+    hidden = models.forward(params, config, *packed, drawn=Draws(depths)).hidden
     values = jnp.where(packed.segment_ids > 0, wave(packed.token_ids, hidden), 0.0)
     return jnp.sum(values), hidden
 
@@ -149,8 +157,9 @@ def test_the_injection_starts_as_published(tiny):
   assert models.count(specs) - models.count(base) == 2 * 24 * 24 + 3 * 24
 
 
-def test_the_first_state_is_drawn_by_the_place_in_the_sequence(tiny, sequences):
-  config = looped(tiny)
+@pytest.mark.parametrize("by", ["sequence", "place"])
+def test_the_first_state_does_not_depend_on_the_row(tiny, sequences, by):
+  config = looped(tiny, start_by=by)
   params = draw_looped(config)
   alone, packed = pack(sequences, [[0], [1]], 21), pack(sequences, [[None, 1], [0]], 24)
   expected = by_sequence(forward(params, config, *alone).hidden, alone)
@@ -158,6 +167,99 @@ def test_the_first_state_is_drawn_by_the_place_in_the_sequence(tiny, sequences):
     np.testing.assert_allclose(values, expected[index], atol=2e-5)
   zeros = forward(params, looped(tiny, start="zeros"), *alone).hidden
   assert jnp.max(jnp.abs(by_sequence(zeros, alone)[1] - expected[1])) > 1e-3
+
+
+def starts(config, tokens, salts=None):
+  """Start states [T, embed] of one sequence."""
+  ids, places = jnp.asarray([tokens]), jnp.arange(len(tokens))[None]
+  first = places == 0
+  histories = hash_histories(ids, first, jnp.uint32(0) if salts is None else salts)
+  if config.loop.start_by == "place":
+    return start_states(config, places, None, salts)[0]
+  return start_states(config, places, histories)[0]
+
+
+def test_sequences_start_apart_from_the_first_token_in_which_they_differ(tiny):
+  config = looped(tiny)
+  one, other = starts(config, [5, 0, 7, 7, 7]), starts(config, [5, 0, 8, 7, 7])
+  np.testing.assert_array_equal(one[:2], other[:2])
+  assert jnp.all(jnp.any(one[2:] != other[2:], axis=1))
+  assert len(jnp.unique(starts(config, [0] * 50), axis=0)) == 50
+  by_place = looped(tiny, start_by="place")
+  np.testing.assert_array_equal(starts(by_place, [1, 2, 3]), starts(by_place, [4, 5, 6]))
+  scale = config.init_scale * config.d_model**-0.5
+  many = starts(config, list(range(41)) * 20)
+  np.testing.assert_allclose(jnp.std(many), 0.987 * scale, rtol=0.03)  # of a normal cut at 3
+  assert jnp.max(jnp.abs(many)) <= 3.0 * scale
+
+
+@pytest.mark.parametrize("by", ["sequence", "place"])
+def test_in_training_no_two_sequences_and_no_two_updates_start_alike(tiny, by):
+  config, ids = looped(tiny, start_by=by), jnp.asarray([[1, 2]])
+  salts = [draw_sequences(config, jax.random.key(n), ids).salts[0] for n in range(2)]
+  salts = [salt for update in salts for salt in update]
+  found = [starts(config, [3, 1, 4], jnp.full((1, 3), salt)) for salt in salts]
+  found.append(starts(config, [3, 1, 4]))
+  for i, one in enumerate(found):
+    for other in found[:i]:
+      assert jnp.all(jnp.any(one != other, axis=1))
+  again = draw_sequences(config, jax.random.key(0), ids[:, ::-1]).salts[0, ::-1]
+  np.testing.assert_array_equal(again, salts[:2])
+
+
+def test_the_start_states_of_an_update_reach_the_policy(tiny):
+  """The same rows and depths, other salts; without salts they are those of scoring."""
+  config = looped(tiny)
+  params, rows = draw_looped(config), pack([np.arange(5), np.arange(5)], [[0, 1]], 10)
+  depths = jnp.full((1, 10), config.loop.fixed_depth)
+  run = jax.jit(lambda drawn: models.forward(params, config, *rows, drawn=drawn).hidden[0])
+  np.testing.assert_array_equal(run(Draws(depths)), run(None))
+  alike = run(None)
+  np.testing.assert_allclose(alike[:5], alike[5:], atol=2e-5)
+  apart = run(Draws(depths, jnp.uint32(rows.segment_ids + 7)))
+  assert jnp.all(jnp.max(jnp.abs(apart[:5] - apart[5:]), axis=1) > 1e-3)
+  assert jnp.max(jnp.abs(apart[:5] - alike[:5])) > 1e-3
+
+
+def test_a_hash_is_the_same_however_its_tokens_are_cut():
+  ids = np.random.default_rng(0).integers(0, 2**31, (2, 9))
+  whole = hash_histories(ids, jnp.arange(9) == 0, jnp.uint32(5))
+  last = jnp.full((2, 1), 5, jnp.uint32)
+  for cut in ([0], [1, 2, 3], [4, 5, 6, 7, 8]):
+    found = hash_histories(ids[:, cut], jnp.arange(len(cut)) == 0, last)
+    np.testing.assert_array_equal(found, whole[:, cut])
+    last = found[:, -1:]
+  expected = [5, 5]
+  for t in range(9):
+    for i in range(2):
+      h = int(ids[i, t]) + 1
+      h = (h ^ (h >> 16)) * 0x85EBCA6B % 2**32
+      h = (h ^ (h >> 13)) * 0xC2B2AE35 % 2**32
+      expected[i] = (expected[i] * 0x9E3779B1 + (h ^ (h >> 16))) % 2**32
+    np.testing.assert_array_equal(whole[:, t], np.uint32(expected))
+
+
+def test_the_core_forgets_its_start_where_a_plain_loop_keeps_it(tiny):
+  """Without blocks that add, h goes to D e / (1 - decay); with decay 1 it is h_0 + T D e."""
+
+  def reached(params, depth, **start):
+    config = looped(tiny, eval_depth=depth, **start)
+    rows = pack([np.arange(5)], [[0]], 5)
+    return forward(params, config, *rows).hidden[0]
+
+  params = draw_looped(looped(tiny))
+  params = params.replace(groups=jax.tree.map(jnp.zeros_like, params.groups))
+  plain = params.replace(
+    loop=dataclasses.replace(params.loop, decay_rate=jnp.full_like(params.loop.decay_rate, -40.0))
+  )
+
+  def moved(one, deep, other):
+    return float(jnp.max(jnp.abs(reached(one, deep) - reached(one, deep, **other))))
+
+  drawn_otherwise = {"start_seed": 1}
+  assert moved(params, 1, drawn_otherwise) > 1e-2
+  assert moved(params, 60, drawn_otherwise) < 1e-5
+  assert moved(plain, 60, drawn_otherwise) > 1e-3
 
 
 def test_depths_follow_the_poisson_law_and_the_sequence_only(tiny):
@@ -177,7 +279,7 @@ def test_depths_follow_the_poisson_law_and_the_sequence_only(tiny):
 def test_depths_need_a_looped_core(tiny, tiny_params):
   rows = pack([np.arange(5)], [[0]], 5)
   with pytest.raises(ValueError, match="set config.loop"):
-    models.forward(tiny_params, tiny, *rows, depths=jnp.ones((1, 5), jnp.int32))
+    models.forward(tiny_params, tiny, *rows, drawn=Draws(jnp.ones((1, 5), jnp.int32)))
 
 
 @pytest.mark.parametrize("decoding", [False, True], ids=["training", "decoding"])
@@ -316,7 +418,15 @@ def decoded(params, config, tokens, prompt):
 
 
 @pytest.mark.parametrize(
-  "make", [looped, functools.partial(looped, pattern="-M*-"), two_pass], ids=["*", "M*", "twice"]
+  "make",
+  [
+    looped,
+    functools.partial(looped, start_by="place"),
+    functools.partial(looped, pattern="-M*-"),
+    functools.partial(looped, pattern="VV*V"),
+    two_pass,
+  ],
+  ids=["*", "place", "M*", "V", "twice"],
 )
 def test_decoding_scores_tokens_as_training_does(tiny, make):
   config = make(tiny)

@@ -100,7 +100,7 @@ CONFIGS = {
     DENSE, qk_norm=False, second_pass=models.SecondPassConfig(window=20)
   ),
   "looped": dataclasses.replace(
-    DENSE, pattern="*-*-*-", loop=models.LoopConfig(2, 2, mean_depth=2)
+    DENSE, pattern="*-V-*-", loop=models.LoopConfig(2, 2, mean_depth=2, start_by="place")
   ),
   "heads": dataclasses.replace(DENSE, mtp=models.MtpConfig(pattern="*-", depths=2, shared=False)),
 }

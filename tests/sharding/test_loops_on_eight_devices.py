@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from agentjax import models, sharding
+from agentjax.adapters.model_families.parcae import Draws
 from tests.sharding.test_model_on_eight_devices import CONFIG, packed_rows
 
 CASES = {
   "loop": {"pattern": "-*-*", "loop": models.LoopConfig(1, 1, mean_depth=3, gradient_depth=2)},
+  "values": {"pattern": "VV-*", "loop": models.LoopConfig(1, 1, mean_depth=2)},
   "second_pass": {"pattern": "*-*-", "second_pass": models.SecondPassConfig(4)},
   "mtp": {"pattern": "-", "mtp": models.MtpConfig(2, "*E")},
 }
@@ -23,8 +25,8 @@ def compare(config: models.ModelConfig, mesh: jax.sharding.Mesh) -> None:
   """Largest differences between the mesh and one device must be rounding."""
 
   def loss(params, tokens, segments, positions):
-    depths = 1 + segments % 4 if config.loop else None
-    scores = models.score_tokens(params, config, tokens, segments, positions, depths=depths)
+    drawn = Draws(1 + segments % 4, segments.astype(jnp.uint32)) if config.loop else None
+    scores = models.score_tokens(params, config, tokens, segments, positions, drawn=drawn)
     weights = jnp.cos(jnp.arange(tokens.size, dtype=jnp.float32)).reshape(tokens.shape)
     total = jnp.sum(weights * scores.log_probs)
     if config.mtp:
@@ -47,7 +49,7 @@ def compare(config: models.ModelConfig, mesh: jax.sharding.Mesh) -> None:
 
 @pytest.mark.slow
 def test_values_and_gradients_on_eight_devices_are_those_of_one(on_eight_devices):
-  assert on_eight_devices(__file__).split() == ["loop", "second_pass", "mtp", "agree"]
+  assert on_eight_devices(__file__).split() == ["loop", "values", "second_pass", "mtp", "agree"]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from agentjax.adapters.model_families.parcae import Draws
 from agentjax.config import ConfigError
 from agentjax.models.config import LoopConfig, MtpConfig
 from agentjax.sharding import fingerprint, split_rows
@@ -116,17 +117,20 @@ def _moments(state):
 
 @pytest.mark.slow
 def test_sampled_depths_reach_a_looped_core():
-  """Every sequence runs as deep as it is told; the fixed depth is what None stands for."""
+  """Every sequence runs as deep as it is told, from the states of its salt; None is fixed."""
   looped = dataclasses.replace(
     ATTENTION, pattern="*-*-*-", d_mlp=8, loop=LoopConfig(prelude=2, coda=2, mean_depth=2)
   )
   fresh, update = machine(looped, optimizer=OptimizerConfig(learning_rate=1e-3))
   _, batch = update_batch(sequences(4), 2)
 
-  def slope(depths):
-    told = None if depths is None else np.full(batch.token_ids.shape, depths, np.int32)
-    micro = split_rows(dataclasses.replace(batch, depths=told), 2)
+  def slope(depths, salt=None):
+    told, shape = None, batch.token_ids.shape
+    if depths is not None:
+      salts = None if salt is None else np.full(shape, salt, np.uint32)
+      told = Draws(np.full(shape, depths, np.int32), salts)
+    micro = split_rows(dataclasses.replace(batch, drawn=told), 2)
     return float(update(fresh(), micro, 1)[1]["grad_norm"])
 
   assert slope(2) == slope(None)
-  assert len({slope(1), slope(2), slope(3)}) == 3
+  assert len({slope(1), slope(2), slope(3), slope(2, 5), slope(2, 6)}) == 5

@@ -70,10 +70,11 @@ def gates_spec(config: ModelConfig) -> Gates:
 def run_twice(
   params: Gates,
   x: Float[Array, "batch time embed"],
+  token_ids: Int[Array, "batch time"],
   sections: tuple[Section, ...],
   config: ModelConfig,
   rows: Rows,
-  depths: Int[Array, "batch time"] | None,
+  drawn: None,
   run: RunSection,
 ) -> tuple[Float[Array, "batch time embed"], list[BlockReport]]:
   """The stack, and on its output the stack again with gated attention.
@@ -87,13 +88,13 @@ def run_twice(
     params: of the gates.
     x: embedded tokens.
     sections: the whole pattern, as one.
-    config, rows, depths: not read.
+    token_ids, config, rows, drawn: not read.
     run: applies a section; another table of ``kinds`` can be given to it.
 
   Returns:
     The stream, and the reports of all blocks, the larger scores of both passes.
   """
-  del config, rows, depths
+  del token_ids, config, rows, drawn
   (section,) = sections
   first = {**KINDS, "*": dataclasses.replace(KINDS["*"], forward=_first_forward)}
   second = {**KINDS, "*": dataclasses.replace(KINDS["*"], forward=_second_forward)}
@@ -115,6 +116,7 @@ def run_twice(
 def decode_twice(
   params: Gates,
   x: Float[Array, "*lead embed"],
+  token_ids: Int[Array, "*lead"],
   sections: tuple[DecodeSection, ...],
   config: ModelConfig,
   where: Appended | Stepped,
@@ -125,7 +127,7 @@ def decode_twice(
   Returns:
     The stream, the entries of all blocks, and no experts.
   """
-  del config, where  # ``run`` knows both
+  del token_ids, config, where  # ``run`` knows the last two
   (section,) = sections
   kinds = {
     **KINDS,

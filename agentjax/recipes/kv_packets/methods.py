@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from agentjax.config import check
-from agentjax.models.blocks import Appended
+from agentjax.models.blocks import KINDS, Appended
 from agentjax.models.cache import HELD, Cache, extend, init_cache, run_section
 from agentjax.models.config import ModelConfig
 from agentjax.models.passes import DecodeSection
@@ -134,7 +134,8 @@ def _part(params: DecodeParams, config: ModelConfig, ids: Int[Array, "rows time"
 
 def _check_attends(config: ModelConfig, cache: Cache) -> None:
   pairs = zip(config.pattern, cache.blocks, strict=True)
-  other = sorted({kind for kind, entry in pairs if not (entry is None or isinstance(entry, HELD))})
+  found = {kind for kind, entry in pairs if not (entry is None or isinstance(entry, HELD))}
+  other = sorted(found | {kind for kind in config.pattern if KINDS[kind].reads_tokens})
   check(not other, "model.pattern", config.pattern, f"none of {', '.join(other)}: see ``methods``")
 
 
