@@ -1,11 +1,11 @@
-r"""GRPO on Parcae 1.3B, planned for v5e:2x4.
+r"""GRPO on Parcae 1.3B, for v5e:2x4.
 
   python -m agentjax.plan --config=configs/models/parcae_1_3b.py --topology=v5e:2x4
   python -m agentjax.train --config=configs/models/parcae_1_3b.py \
       --workdir=RUN --config.tokenizer.path=FOLDER
 
-From random weights, with the tokenizer and the template of a Hugging Face folder: none is published
-in this form. The looped core runs eight times where tokens are drawn and scored.
+From random weights, with the tokenizer and the template of a Hugging Face folder: the published
+weights cannot be read here. The looped core runs eight times where tokens are drawn and scored.
 """
 
 import dataclasses

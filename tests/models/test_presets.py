@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.models import ModelConfig, count, model_preset, model_presets, param_specs
+from agentjax.models import ModelConfig, count, init, model_preset, model_presets, param_specs
 from agentjax.models.spec import is_spec
 
 # Exact where the checkpoint's size is published, else as the reports round.
@@ -26,6 +26,11 @@ TOTALS = {
   # 30,532,122,624 and a router bias that the checkpoint lacks.
   "qwen3_30b_a3b": 30_532_122_624 + 48 * 128,
   "mamba2_2_7b": 2_702_599_680,
+  # Those of its code, and weights of the query and key norms, which that lacks.
+  "parcae_140m": 144_323_136 + 6 * 256,
+  "parcae_370m": 388_003_328 + 12 * 256,
+  "parcae_770m": 776_655_680 + 18 * 256,
+  "parcae_1_3b": 1_338_591_744 + 24 * 256,
 }
 
 
@@ -50,6 +55,20 @@ def count_active(config: ModelConfig, *, embedding: bool = True) -> int:
 @pytest.mark.parametrize("name", TOTALS)
 def test_published_models_have_their_number_of_parameters(name):
   assert count(param_specs(model_preset(name))) == TOTALS[name]
+
+
+@pytest.mark.parametrize(
+  ("name", "said"), [("140m", 140e6), ("370m", 370e6), ("770m", 770e6), ("1_3b", 1.3e9)]
+)
+def test_parcae_has_the_sizes_of_its_table(name, said):
+  """About a third of a model are value embeddings; without them 1.3B would be 0.73B."""
+  config = model_preset(f"parcae_{name}")
+  made = jax.eval_shape(lambda key: init(config, key), jax.random.key(0))
+  assert sum(v.size for v in jax.tree.leaves(made)) == pytest.approx(said, rel=0.05)
+  layers = {"140m": 2, "370m": 4, "770m": 6, "1_3b": 8}[name]
+  assert [len(section) for section in config.sections] == [2 * layers] * 3
+  assert all(section == "*-V-" * (layers // 2) for section in config.sections)
+  assert config.loop.mean_depth == 8
 
 
 @pytest.mark.parametrize(
