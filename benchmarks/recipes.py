@@ -4,7 +4,8 @@ r"""Recipes beside plain GRPO on one world, from one warm start, with as many ep
   JAX_PLATFORMS=cpu python benchmarks/recipes.py --out=runs/recipes --world=configs/MY_WORLD.py
 
 A recipe is a file of ``configs`` with a function ``change(experiment)``; ``grpo`` changes nothing,
-and ``preset:NAME`` sets that objective alone, say ``--recipes=preset:dapo,preset:gspo``.
+and ``preset:NAME`` sets that objective alone, say ``--recipes=preset:dapo,preset:gspo``. Those that
+need another model have none: all begin from one.
 The world is a config whose warm start is done once a seed. Every run plays as many episodes a step
 as the world's config does: with larger groups a step has fewer tasks. Episodes that a recipe plays
 besides (retries, replaced groups) are not taken off.

@@ -37,7 +37,7 @@ RECIPES = (
 )
 
 
-def change(experiment: Experiment) -> Experiment:
+def with_rules(experiment: Experiment) -> Experiment:
   """Gives it experts that return their input, and the rules."""
   model = experiment.model
   model.zero_experts, model.experts_per_token, model.active_experts = 2, 3, 2.0
@@ -52,4 +52,4 @@ def change(experiment: Experiment) -> Experiment:
 def get_config() -> Experiment:
   experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
   experiment.name = "longcat_experts_word_problems"
-  return change(experiment)
+  return with_rules(experiment)

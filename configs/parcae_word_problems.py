@@ -45,7 +45,7 @@ RECIPES = (
 )
 
 
-def change(experiment: Experiment) -> Experiment:
+def looped(experiment: Experiment) -> Experiment:
   """Gives it a looped policy, and nothing of a mixture of experts."""
   experiment.model = ModelConfig(
     d_model=128,
@@ -66,4 +66,4 @@ def change(experiment: Experiment) -> Experiment:
 def get_config() -> Experiment:
   experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
   experiment.name = "parcae_word_problems"
-  return change(experiment)
+  return looped(experiment)

@@ -22,7 +22,7 @@ import contextlib
 import pathlib
 import re
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 from absl import flags
@@ -30,7 +30,6 @@ from rich.console import Console
 
 from agentjax.adapters.chat_endpoint.endpoint import (
   EndpointConfig,
-  JudgeRefusedError,
   endpoint_identity,
 )
 from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
@@ -39,14 +38,12 @@ from agentjax.config import ConfigError
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl
 from agentjax.data.synthesis_folder import claim
-from agentjax.faults import describe
 from agentjax.recipes.mm_webagent.brief import Brief, read_brief
-from agentjax.recipes.mm_webagent.browser import BrowserError
 from agentjax.recipes.mm_webagent.execute import Makers, built_in
 from agentjax.recipes.mm_webagent.gallery import GALLERY, means, write_gallery
 from agentjax.recipes.mm_webagent.judge import judged
 from agentjax.recipes.mm_webagent.models import HttpImages, ModelChart, ModelPage, ask_plan
-from agentjax.recipes.mm_webagent.plan import Plan, PlanError
+from agentjax.recipes.mm_webagent.plan import Plan
 from agentjax.recipes.mm_webagent.planner import plan_request
 from agentjax.recipes.mm_webagent.render import Renderer
 from agentjax.recipes.mm_webagent.score import Scores
@@ -54,10 +51,8 @@ from agentjax.recipes.mm_webagent.studio import (
   Opinion,
   Studio,
   StudioConfig,
-  read_result,
-  write_result,
+  make_all,
 )
-from agentjax.rewards.judges import question_key
 from agentjax.training.flags import define_settings_flag, require_paths
 from agentjax.training.progress import print_line
 from agentjax.trajectory.artifacts import ArtifactStore
@@ -133,33 +128,6 @@ async def _make_pages(
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
   async with _open_studio(config) as studio:
     return await make_all(studio, requests, folder, _KEY.value)
-
-
-async def make_all(
-  studio: Studio, requests: Mapping[str, Brief], folder: pathlib.Path, key: int
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-  """The results of all requests, and by name why others have no page.
-
-  A request without a usable plan or page does not hold up those behind it. A model that is away, a
-  missing package or a wrong setting ends the call.
-  """
-  results, failed = [], dict[str, str]()
-  for number, (name, brief) in enumerate(requests.items()):
-    result = read_result(folder / name)
-    if result is None:
-      try:
-        made = await studio.make(brief, question_key(key, name))
-      except (PlanError, BrowserError, JudgeRefusedError, TimeoutError, ValueError) as error:
-        if isinstance(error, ConfigError) and not isinstance(error, PlanError):
-          raise
-        failed[name] = describe(error)
-        continue
-      await asyncio.to_thread(write_result, made, folder / name, name, studio.renderer)
-      result = made.to_json(name)
-    results.append(result)
-    first, best = (result[which]["overall"] for which in ("first", "best"))
-    print(f"{number + 1}/{len(requests)} {name}: {first:.3f} -> {best:.3f}", flush=True)
-  return results, failed
 
 
 @contextlib.asynccontextmanager

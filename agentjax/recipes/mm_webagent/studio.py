@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import pathlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from agentjax.config import Config, PositiveInt, Share
+from agentjax.adapters.chat_endpoint.endpoint import JudgeRefusedError
+from agentjax.config import Config, ConfigError, PositiveInt, Share
+from agentjax.faults import describe
 from agentjax.files import write_atomically
 from agentjax.recipes.mm_webagent import draw
 from agentjax.recipes.mm_webagent.brief import Brief
+from agentjax.recipes.mm_webagent.browser import BrowserError
 from agentjax.recipes.mm_webagent.execute import (
   BuiltInConfig,
   Draft,
@@ -19,7 +23,7 @@ from agentjax.recipes.mm_webagent.execute import (
   Makers,
   make_draft,
 )
-from agentjax.recipes.mm_webagent.plan import Plan, plan_json
+from agentjax.recipes.mm_webagent.plan import Plan, PlanError, plan_json
 from agentjax.recipes.mm_webagent.reflect import ReflectConfig, Reflected, reflect
 from agentjax.recipes.mm_webagent.render import RenderConfig, Renderer
 from agentjax.recipes.mm_webagent.score import Scores, score_page
@@ -159,3 +163,30 @@ def _json(values: Any) -> bytes:
     return json.dumps(values, indent=2, ensure_ascii=False).encode() + b"\n"
   except UnicodeEncodeError:  # half of a pair, where a model's reply was cut
     return json.dumps(values, indent=2).encode() + b"\n"
+
+
+async def make_all(
+  studio: Studio, requests: Mapping[str, Brief], folder: pathlib.Path, key: int
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+  """The results of all requests, and by name why others have no page.
+
+  A request without a usable plan or page does not hold up those behind it. A model that is away, a
+  missing package or a wrong setting ends the call.
+  """
+  results, failed = [], dict[str, str]()
+  for number, (name, brief) in enumerate(requests.items()):
+    result = read_result(folder / name)
+    if result is None:
+      try:
+        made = await studio.make(brief, question_key(key, name))
+      except (PlanError, BrowserError, JudgeRefusedError, TimeoutError, ValueError) as error:
+        if isinstance(error, ConfigError) and not isinstance(error, PlanError):
+          raise
+        failed[name] = describe(error)
+        continue
+      await asyncio.to_thread(write_result, made, folder / name, name, studio.renderer)
+      result = made.to_json(name)
+    results.append(result)
+    first, best = (result[which]["overall"] for which in ("first", "best"))
+    print(f"{number + 1}/{len(requests)} {name}: {first:.3f} -> {best:.3f}", flush=True)
+  return results, failed

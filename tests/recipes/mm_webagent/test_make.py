@@ -9,14 +9,13 @@ import pytest
 from PIL import Image
 
 from agentjax.config import ConfigError
-from agentjax.recipes.mm_webagent import make
 from agentjax.recipes.mm_webagent.brief import Brief
 from agentjax.recipes.mm_webagent.browser import BrowserError
 from agentjax.recipes.mm_webagent.execute import Draft
 from agentjax.recipes.mm_webagent.gallery import write_gallery
 from agentjax.recipes.mm_webagent.plan import Plan, PlanError
 from agentjax.recipes.mm_webagent.reflect import Reflected
-from agentjax.recipes.mm_webagent.studio import RESULT, Result, read_result, write_result
+from agentjax.recipes.mm_webagent.studio import RESULT, Result, make_all, read_result, write_result
 from agentjax.rewards.judges import JudgeUnavailableError
 from tests.recipes.mm_webagent.pages import score
 
@@ -38,7 +37,7 @@ def _make(folder, **made):
     return _result(found)
 
   studio = types.SimpleNamespace(make=one, renderer=types.SimpleNamespace(files=lambda draft: {}))
-  return asyncio.run(make.make_all(studio, {name: Brief(name) for name in made}, folder, 0))
+  return asyncio.run(make_all(studio, {name: Brief(name) for name in made}, folder, 0))
 
 
 @pytest.mark.parametrize(
