@@ -1,11 +1,13 @@
-r"""GRPO on Parcae 1.3B, for v5e:2x4.
+r"""GRPO on Parcae 1.3B.
 
   python -m agentjax.plan --config=configs/models/parcae_1_3b.py --topology=v5e:2x4
   python -m agentjax.train --config=configs/models/parcae_1_3b.py \
       --workdir=RUN --config.tokenizer.path=FOLDER
 
 From random weights, with the tokenizer and the template of a Hugging Face folder: the published
-weights cannot be read here. The looped core runs eight times where tokens are drawn and scored.
+weights cannot be read here. The looped core runs eight times where tokens are drawn and scored. The
+plan says that a v5e:2x4 is too small: keys and values of all passes take 480 KiB a token, 60 GiB
+for these slots. Fewer slots or engine.cache_tokens make it smaller; no such plan was tried.
 """
 
 import dataclasses
