@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -44,6 +45,22 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
     file.write(data.encode() if isinstance(data, str) else data)
     file.flush()
     os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def held(lock: str | os.PathLike[str], refusal: Exception) -> Iterator[None]:
+  """Holds a lock file for this process; the kernel frees it when the process dies.
+
+  Args:
+    lock: the file; its folder is there.
+    refusal: raised where another process holds it.
+  """
+  with Path(lock).open("w") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise refusal from error
+    yield
 
 
 def check_empty(folder: str | os.PathLike[str]) -> Path:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import fcntl
 import io
 import json
 import os
@@ -22,6 +21,7 @@ from typing import Protocol, TextIO
 
 from agentjax.adapters.seat_host import SeatHost
 from agentjax.config import ConfigError
+from agentjax.files import held
 from agentjax.rollout.guards import guard_environments
 from agentjax.rollout.seat_config import SeatConfig
 from agentjax.sandbox.config import Sandboxes
@@ -248,18 +248,12 @@ async def _talk(
 
 @contextlib.contextmanager
 def _held(transcript: pathlib.Path) -> Iterator[None]:
-  """Holds a transcript for this process: a second writer would write over the first one's records.
-
-  The kernel frees the lock when the process dies.
-  """
+  """Holds a transcript: a second writer would write over the first one's records."""
   transcript.parent.mkdir(parents=True, exist_ok=True)
-  with transcript.with_name(f".{transcript.name}.lock").open("w") as lock:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise ConfigError(
-        f"--transcript={transcript} is in use by another process; give another file."
-      ) from error
+  refusal = ConfigError(
+    f"--transcript={transcript} is in use by another process; give another file."
+  )
+  with held(transcript.with_name(f".{transcript.name}.lock"), refusal):
     yield
 
 

@@ -125,3 +125,16 @@ class Crew:
           if not task.cancelled():
             task.exception()  # read: one error is enough
         self._tasks.clear()
+
+
+async def side_by_side(episodes: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
+  """Episodes that run at the same time, in their order; the first error ends the others."""
+  crew, ended = Crew(), dict[int, Trajectory]()
+
+  async def run(place: int, episode: Coroutine[Any, Any, Trajectory]) -> None:
+    ended[place] = await episode
+
+  for place, episode in enumerate(episodes):
+    crew.start(run(place, episode))
+  await crew.join()
+  return [ended[place] for place in range(len(episodes))]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fcntl
 import inspect
 import json
 import pathlib
@@ -16,7 +15,7 @@ from typing import Any
 from absl import logging
 
 from agentjax.config import ConfigError, check, differing_fields
-from agentjax.files import write_atomically
+from agentjax.files import held, write_atomically
 from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.experiment import Experiment, read_experiment, write_experiment
 from agentjax.training.extended import (
@@ -76,13 +75,10 @@ def open_workdir(
     raise ConfigError(f"--workdir={directory} is a file; give a directory.")
   made = not directory.exists()
   directory.mkdir(parents=True, exist_ok=True)
-  with (directory / _LOCK_FILE).open("w") as lock:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise ConfigError(
-        f"--workdir={directory} is in use by another process; stop it or give another directory."
-      ) from error
+  refusal = ConfigError(
+    f"--workdir={directory} is in use by another process; stop it or give another directory."
+  )
+  with held(directory / _LOCK_FILE, refusal):
     try:
       _claim(directory, experiment, description or {})
       yield directory

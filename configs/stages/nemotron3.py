@@ -20,11 +20,9 @@ import dataclasses
 import pathlib
 
 from agentjax.adapters.agent_trajectories import AgentTrajectory
-from agentjax.adapters.chat_endpoint.judge import HttpJudgeConfig
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig
 from agentjax.models import MtpConfig
-from agentjax.recipes.genrm.cohort import GenRMConfig
 from agentjax.recipes.nemotron3 import change, heal_prediction_heads
 from agentjax.recipes.pivotrl.profiles import profile_checkpoint
 from agentjax.recipes.pivotrl.turns import candidates, select_pivots
@@ -99,16 +97,7 @@ def swe(done) -> Experiment:
 def rlhf(done) -> Experiment:
   """Answers compared in pairs."""
   experiment = _begun("quickstart", done["swe"])
-  comparer = HttpJudgeConfig("http://localhost:8000/v1", "judge")
-  compared = GenRMConfig(
-    reasoning_length=0.1,
-    answer_length=0.1,
-    style=0.1,
-    shortest_reasoning=0.5,
-    shortest_answer=0.5,
-    comparer=comparer,
-  )
-  experiment.reward = RewardConfig(parts=("genrm",), settings={"genrm": compared})
+  experiment.reward = load_experiment(_CONFIGS / "genrm_judged.py").reward
   experiment.rl.steps = 10
   experiment.evaluation = HeldOutConfig(tasks=0)
   return change(experiment, "rlhf")

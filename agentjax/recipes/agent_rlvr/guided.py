@@ -18,7 +18,7 @@ import numpy as np
 from agentjax.config import PositiveInt, check
 from agentjax.rewards.graph import RewardGraph
 from agentjax.rollout.config import SamplerConfig
-from agentjax.rollout.group import Crew, Group
+from agentjax.rollout.group import Group, side_by_side
 from agentjax.rollout.scoring import score
 from agentjax.trajectory.record import Message, Segment, Task, Trajectory
 
@@ -65,14 +65,14 @@ class Guided:
   async def sample(self, group: Group) -> list[Trajectory]:
     if len(group.finished()) >= group.size:
       return group.finished()
-    members = await _play([(group, sample) for sample in range(group.size)])
+    members = await side_by_side([group.episode(sample) for sample in range(group.size)])
     hints = hints_of(group.task, self.config.field)
     if not hints or not await self._all_failed(group, members):
       return group.settle(members)
     asked = [hints[i % len(hints)] for i in range(self.config.retries)]
-    retries = await _play(
+    retries = await side_by_side(
       [
-        (dataclasses.replace(group, task=self._hinted(group.task, hint)), group.size + i)
+        dataclasses.replace(group, task=self._hinted(group.task, hint)).episode(group.size + i)
         for i, hint in enumerate(asked)
       ]
     )
@@ -94,19 +94,6 @@ class Guided:
   def _hinted(self, task: Task, hint: str) -> Task:
     said = Message("user", f"{self.config.words} {hint}")
     return dataclasses.replace(task, prompt=(*task.prompt, said))
-
-
-async def _play(episodes: Sequence[tuple[Group, int]]) -> list[Trajectory]:
-  """Episodes of groups and samples, side by side, in their order."""
-  crew, ended = Crew(), dict[int, Trajectory]()
-
-  async def run(place: int, group: Group, sample: int) -> None:
-    ended[place] = await group.episode(sample)
-
-  for place, (group, sample) in enumerate(episodes):
-    crew.start(run(place, group, sample))
-  await crew.join()
-  return [ended[place] for place in range(len(episodes))]
 
 
 def hints_of(task: Task, field: str) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Literal
 from agentjax.config import AtLeastTwo, ConfigError, Share, check
 from agentjax.rewards.graph import RewardGraph
 from agentjax.rollout.config import SamplerConfig
-from agentjax.rollout.group import Crew, Group
+from agentjax.rollout.group import Group, side_by_side
 from agentjax.rollout.scoring import score
 from agentjax.trajectory.record import Message, Task, Trajectory
 
@@ -99,16 +99,18 @@ class Improve:
     if len(group.finished()) >= group.size:
       return group.finished()
     first = group.size - self.config.count(group.size)
-    members = await _play([(group, sample) for sample in range(first)])
+    members = await side_by_side([group.episode(sample) for sample in range(first)])
     found = await self._solutions(group, members)
     if self.config.begin_from == "best" and found:
       found = [max(found, key=lambda one: (one.score, -one.sample))]
     begun = {
       sample: found[i % len(found)] for i, sample in enumerate(range(first, group.size)) if found
     }
-    others = await _play(
+    others = await side_by_side(
       [
-        (dataclasses.replace(group, task=improve(group.task, begun[s])) if begun else group, s)
+        (
+          dataclasses.replace(group, task=improve(group.task, begun[s])) if begun else group
+        ).episode(s)
         for s in range(first, group.size)
       ]
     )
@@ -150,16 +152,3 @@ def improve(task: Task, solution: Solution) -> Task:
   parts = last.parts or (last.content,)
   prompt = (*task.prompt[:-1], Message.of(last.role, *parts, f"\n\n{asked}"))
   return dataclasses.replace(task, prompt=prompt)
-
-
-async def _play(episodes: Sequence[tuple[Group, int]]) -> list[Trajectory]:
-  """Episodes of groups and samples, side by side, in their order."""
-  crew, ended = Crew(), dict[int, Trajectory]()
-
-  async def run(place: int, group: Group, sample: int) -> None:
-    ended[place] = await group.episode(sample)
-
-  for place, (group, sample) in enumerate(episodes):
-    crew.start(run(place, group, sample))
-  await crew.join()
-  return [ended[place] for place in range(len(episodes))]

@@ -40,7 +40,7 @@ from agentjax.recipes.self_critique.critique import (
 from agentjax.rewards.graph import RewardGraph, Scorer
 from agentjax.rewards.judges import question_key
 from agentjax.rollout.config import SamplerConfig
-from agentjax.rollout.group import Crew, Group
+from agentjax.rollout.group import Group, side_by_side
 from agentjax.rollout.program import tool_episode
 from agentjax.rollout.scoring import score
 from agentjax.text.chat import Chat
@@ -131,7 +131,7 @@ class SelfCritique:
   async def sample(self, group: Group) -> list[Trajectory]:
     if _complete(group):
       return group.finished()
-    answers = await _play([group.episode(sample) for sample in range(group.size)])
+    answers = await side_by_side([group.episode(sample) for sample in range(group.size)])
     texts = [self._shown(one, group.player.chat) for one in answers]
     compared = [i for i, text in enumerate(texts) if text is not None]
     asked = pairs_of(compared, self.config.pairing)
@@ -183,7 +183,7 @@ class SelfCritique:
       )
       return own.episode(group.size + place, program=tool_episode)
 
-    return await _play([episode(place, *one) for place, one in enumerate(asked)])
+    return await side_by_side([episode(place, *one) for place, one in enumerate(asked)])
 
 
 def pairs_of(members: Sequence[int], pairing: Literal["circular", "all"]) -> list[Pair]:
@@ -230,16 +230,3 @@ def _complete(group: Group) -> bool:
   counts = [one.metadata.get(CRITIQUED, {}).get("critiques", 0) for one in answers]
   critiques = max(counts, default=0)
   return len(answers) == group.size and len(known) == group.size + critiques
-
-
-async def _play(episodes: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
-  """Episodes side by side, in their order; the first error ends the others."""
-  crew, ended = Crew(), dict[int, Trajectory]()
-
-  async def run(place: int, episode: Coroutine[Any, Any, Trajectory]) -> None:
-    ended[place] = await episode
-
-  for place, episode in enumerate(episodes):
-    crew.start(run(place, episode))
-  await crew.join()
-  return [ended[place] for place in range(len(episodes))]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import pathlib
@@ -25,7 +24,7 @@ from typing import Any, Literal
 
 from agentjax.config import ConfigError
 from agentjax.data.errors import DataError
-from agentjax.files import write_atomically
+from agentjax.files import held, write_atomically
 from agentjax.recipes.skillclaw.skill import (
   FILE,
   Skill,
@@ -227,13 +226,10 @@ class Library:
       ConfigError: another process holds it.
     """
     self.path.mkdir(parents=True, exist_ok=True)
-    with (self.path / _LOCK).open("w") as lock:
-      try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except BlockingIOError as error:
-        raise ConfigError(
-          f"--library={self.path} is in use by another process; stop it or give another folder."
-        ) from error
+    refusal = ConfigError(
+      f"--library={self.path} is in use by another process; stop it or give another folder."
+    )
+    with held(self.path / _LOCK, refusal):
       self._read()
       for name in self.records:
         self._copy(name)
