@@ -246,6 +246,14 @@ def test_an_agent_whose_process_dies_is_not_asked_again_and_people_are_told(tmp_
   assert "<previous>\n  error: the process ended in it\n  </previous>" in told[1]
 
 
+async def _life(jobs, bench, folder, told):
+  """A process that runs what is due."""
+  schedule = Schedule(jobs, bench, folder, tell=told.append, clock=lambda: 100.0)
+  schedule.end_interrupted()
+  async with bench.scheduler:
+    await schedule.run_due()
+
+
 @pytest.mark.parametrize("ran", [False, True])
 def test_a_command_in_which_the_process_dies_is_told_and_not_repeated(tmp_path, monkeypatch, ran):
   jobs = (Job("out", "script", every=60.0, command=("mkdir", str(tmp_path / "made"))),)
@@ -256,19 +264,12 @@ def test_a_command_in_which_the_process_dies_is_told_and_not_repeated(tmp_path, 
       await real(words)
     raise Killed
 
-  async def life():
-    bench = Bench(tmp_path)
-    schedule = Schedule(jobs, bench, tmp_path, tell=told.append, clock=lambda: 100.0)
-    schedule.end_interrupted()
-    async with bench.scheduler:
-      await schedule.run_due()
-
   with monkeypatch.context() as patched:
     patched.setattr(jobs_module, "run_command", die)
     with pytest.raises(KeyboardInterrupt):
-      asyncio.run(life())
+      asyncio.run(_life(jobs, Bench(tmp_path), tmp_path, told))
   for _ in range(2):
-    asyncio.run(life())
+    asyncio.run(_life(jobs, Bench(tmp_path), tmp_path, told))
   assert told == ["[out] failed: the process ended in it"] and (tmp_path / "made").exists() == ran
 
 
@@ -282,19 +283,12 @@ def test_a_result_that_stood_on_the_board_when_the_process_died_is_told(tmp_path
   def die(self, name, said):
     raise Killed
 
-  async def life():
-    bench = Bench(tmp_path, answer)
-    schedule = Schedule(jobs, bench, tmp_path, tell=told.append, clock=lambda: 100.0)
-    schedule.end_interrupted()
-    async with bench.scheduler:
-      await schedule.run_due()
-
   with monkeypatch.context() as patched:
     patched.setattr(Schedule, "_note", die)
     with pytest.raises(KeyboardInterrupt):
-      asyncio.run(life())
+      asyncio.run(_life(jobs, Bench(tmp_path, answer), tmp_path, told))
   for _ in range(2):
-    asyncio.run(life())
+    asyncio.run(_life(jobs, Bench(tmp_path, answer), tmp_path, told))
   assert told == ["[ask] the result"]
 
 
